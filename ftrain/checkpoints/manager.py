@@ -1,0 +1,126 @@
+"""The checkpoint manager: numbered checkpoints of one pytree in a directory, on Orbax."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from ftrain.checkpoints.matching import describe_differences
+from ftrain.tree import Tree, named_leaves
+
+_COMMITTED = "commit_success.txt"  # Orbax writes it last
+_DELETING = ".deleting"
+_LEFTOVER = re.compile(r"\d+(\.deleting|\.orbax-checkpoint-tmp.*)")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is not there, or does not fit."""
+
+
+class _Response(Protocol):
+    def result(self, timeout: float | None = None) -> Any: ...
+
+
+class CheckpointManager:
+    """Saves a pytree under step numbers and keeps the newest `keep` of them.
+
+        with CheckpointManager("runs/mine/checkpoints", keep=3) as manager:
+            manager.save(100, tree)
+            tree = manager.restore(like=tree)
+
+    A save returns once the values are copied; writing goes on behind it. A checkpoint appears under its number all at
+    once, when it is complete, and an older one is deleted only after that. Opening a directory changes nothing in it.
+    """
+
+    def __init__(self, directory: str | Path, *, keep: int = 3):
+        if keep < 1:
+            raise ValueError(f"keep must be >= 1, got {keep}")
+        self.directory = Path(directory).absolute()  # Orbax takes no relative paths
+        self.keep = keep
+        self._unfinished: tuple[int, _Response] | None = None
+        self._swept = False
+
+    def steps(self) -> list[int]:
+        """The steps that can be restored, oldest first."""
+        if not self.directory.is_dir():
+            return []
+        numbered = [path for path in self.directory.iterdir() if path.name.isdecimal()]
+        return sorted(int(path.name) for path in numbered if (path / _COMMITTED).exists())
+
+    def latest(self) -> int | None:
+        """The newest step that can be restored."""
+        return max(self.steps(), default=None)
+
+    def save(self, step: int, tree: Tree) -> None:
+        """Start to save `tree` under `step`, after the save before this one has finished."""
+        self.wait()
+        self._sweep()
+        if self._path(step).exists():
+            raise CheckpointError(f"{self._path(step)} exists already; checkpoints are never written over")
+        self._unfinished = step, ocp.save_async(self._path(step), tree)
+
+    def restore(self, like: Tree, step: int | None = None) -> Tree:
+        """The tree saved under `step`, or the newest one; `like` gives its structure, shapes, dtypes and shardings."""
+        self.wait()
+        step = self.latest() if step is None else step
+        if step is None or step not in self.steps():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are: {there}")
+        path = self._path(step)
+        wanted = jax.tree.map(_abstract, like)
+        found = named_leaves(ocp.metadata(path).metadata)
+        differences = describe_differences(found, named_leaves(jax.tree.map(_as_stored, wanted)))
+        if differences:
+            raise CheckpointError(f"{path} does not fit: " + "; ".join(differences))
+        return ocp.load(path, wanted)
+
+    def wait(self) -> None:
+        """Wait for the save that is under way; what went wrong in it is raised here."""
+        if self._unfinished is None:
+            return
+        step, response = self._unfinished
+        self._unfinished = None
+        response.result()
+        for old in [kept for kept in self.steps() if kept < step][: -self.keep + 1 or None]:
+            self.delete(old)
+
+    def delete(self, step: int) -> None:
+        """Delete a checkpoint; at no moment does half of one stand under its number."""
+        aside = self._path(step).with_name(f"{step}{_DELETING}")
+        self._path(step).rename(aside)
+        shutil.rmtree(aside)
+
+    def close(self) -> None:
+        self.wait()
+
+    def __enter__(self) -> "CheckpointManager":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _path(self, step: int) -> Path:
+        return self.directory / str(step)
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left half written or half deleted, once, before the first save."""
+        if self._swept:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in self.directory.iterdir():
+            if _LEFTOVER.fullmatch(path.name):
+                shutil.rmtree(path)
+        self._swept = True
+
+
+def _abstract(leaf: jax.typing.ArrayLike) -> jax.ShapeDtypeStruct:
+    array = leaf if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) else jax.numpy.asarray(leaf)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def _as_stored(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf

@@ -1,0 +1,73 @@
+"""ftrain train CONFIG [key=value ...]"""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftrain.cli.arguments import ConfigPath, Overrides
+
+if TYPE_CHECKING:
+    from ftrain.config import Job
+    from ftrain.run import Run
+
+
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on in a run directory that holds another config.")
+    ] = False,
+) -> None:
+    """Train what CONFIG describes; the same command again resumes.
+
+    Ctrl-C saves and stops, twice stops at once.
+    """
+    from rich.console import Console
+
+    from ftrain.config import build, claim, load, plan
+    from ftrain.hooks import ProgressBar
+    from ftrain.run import Run
+    from ftrain.training import stop_on_signals, use_compilation_cache
+
+    use_compilation_cache()
+    planned = plan(load(config, overrides or []))
+    job = build(planned)
+    claim(job.directory, planned.resolved(), accept_changes=accept_changes)
+    console = Console()
+    bar = ProgressBar(job.steps, console) if console.is_terminal else None
+    started = time.monotonic()
+    run = Run(
+        job.step,
+        job.initial_state(),
+        job.pipeline,
+        steps=job.steps,
+        hooks=job.hooks(bar),
+        directory=job.directory,
+        mesh=job.mesh,
+    )
+    _introduce(job)
+    with stop_on_signals(run.interrupt), run:
+        while not run.should_stop():
+            run.step()
+    _conclude(job, run, time.monotonic() - started)
+
+
+def _introduce(job: "Job") -> None:
+    from ftrain.tree import count_elements
+
+    parameters = count_elements(job.abstract_state().params)
+    print(
+        f"{job.plan.top['task']}: {parameters:,} parameters, {len(job.pipeline.source):,} examples, "
+        f"{job.steps:,} steps of {job.pipeline.batch_size}, {job.mesh.size} device(s); in {job.directory}",
+        flush=True,
+    )
+
+
+def _conclude(job: "Job", run: "Run", seconds: float) -> None:
+    if run.steps_taken < job.steps:
+        print(f"stopped at step {run.steps_taken} of {job.steps} ({run.stop_reason}); the same command goes on from there")
+        return
+    print(f"done: step {run.steps_taken} after {seconds:.1f} s")
+    print(f"look at it:    tensorboard --logdir {job.directory}")
+    print(f"evaluate it:   ftrain eval {job.directory}")

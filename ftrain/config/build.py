@@ -1,0 +1,101 @@
+"""Building: a checked plan becomes the objects of a run. The only module that knows every room."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from ftrain.cluster import split_batch
+from ftrain.config.load import ConfigError
+from ftrain.config.plan import Call, Plan
+from ftrain.data import Pipeline
+from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
+from ftrain.run import CHECKPOINTS
+from ftrain.tasks import Task
+from ftrain.training import Hook, TrainState
+from ftrain.training.step import Step
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a run needs; nothing is on disk yet, and no parameter has been made."""
+
+    plan: Plan
+    directory: Path
+    steps: int
+    task: Task
+    pipeline: Pipeline
+    optimizer: optax.GradientTransformation
+    step: Step
+    mesh: Mesh
+    evaluator: Evaluator | None
+    summaries: SummarySaver
+    logging: Logging
+    saver: CheckpointSaver
+
+    def hooks(self, console: Hook | None = None) -> list[Hook]:
+        """The hooks in the order in which they must see a step; `console` takes the place of plain log lines."""
+        hooks = [self.summaries, console or self.logging, self.evaluator, self.saver]
+        return [hook for hook in hooks if hook is not None]
+
+    def initial_state(self) -> TrainState:
+        """The state before the first step, a pure function of the seed."""
+        init_rng, step_rng = jax.random.split(jax.random.key(self.plan.top["seed"]))
+        keeps_averages = "averages" in self.plan.calls["step"].arguments
+        return TrainState.create(
+            self.task.init(init_rng), self.optimizer, seed=step_rng, averages=keeps_averages
+        )
+
+    def abstract_state(self) -> TrainState:
+        """The shapes and dtypes of the state, without computing it."""
+        return jax.eval_shape(self.initial_state)
+
+
+def build(plan: Plan, directory: str | Path | None = None) -> Job:
+    """Call what the plan names. `directory` overrides where the run lives, for a run that was moved."""
+    calls, top = plan.calls, plan.top
+    home = Path(directory or calls["run"].arguments["directory"])
+    optimizer = calls["optimizer"].make()
+    mesh = calls["mesh"].make()
+    task = calls["model"].make()
+    if not isinstance(task, Task):
+        raise plan.config.error("task", f"{top['task']} should return an ftrain.tasks.Task, got {task!r}")
+    pipeline = calls["data"].make(source=task.source, seed=top["seed"])
+    try:
+        split_batch(pipeline.batch_size, mesh)
+    except ValueError as error:
+        raise plan.config.error("data.batch_size", str(error)) from None
+    return Job(
+        plan=plan,
+        directory=home,
+        steps=top["steps"],
+        task=task,
+        pipeline=pipeline,
+        optimizer=optimizer,
+        step=calls["step"].make(
+            loss_fn=task.loss_fn, optimizer=optimizer, learning_rate=_shown_rate(calls["optimizer"])
+        ),
+        mesh=mesh,
+        evaluator=_evaluator(plan, task),
+        summaries=calls["summary"].make(directory=home),
+        logging=calls["log"].make(),
+        saver=calls["checkpoint"].make(directory=home / CHECKPOINTS),
+    )
+
+
+def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
+    if task.evaluate is None:
+        return None
+    evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=task.evaluate)
+    if evaluator.use_averages and "averages" not in plan.calls["step"].arguments:
+        raise ConfigError(f"{plan.config.path}: evaluation.use_averages needs step.averages, a decay such as 0.999")
+    return evaluator
+
+
+def _shown_rate(optimizer: Call) -> Any:
+    """The rate to show in the metrics: an optax optimizer closes over its own, but the config says what it is."""
+    rate = optimizer.arguments.get("learning_rate")
+    return rate.make() if isinstance(rate, Call) else rate

@@ -1,0 +1,84 @@
+"""Loading: a TOML file and `key=value` overrides, as one dict that remembers where each key came from."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Table = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A mistake in a config or an override; its message is for the person who made it."""
+
+
+@dataclass(frozen=True)
+class Config:
+    path: Path
+    values: Table
+    overridden: frozenset[str] = frozenset()  # dotted keys set on the command line
+
+    def origin(self, key: str) -> str:
+        """Where the value of a dotted key was written."""
+        prefixes = (key.rsplit(".", count)[0] for count in range(key.count(".") + 1))
+        return "command line" if any(prefix in self.overridden for prefix in prefixes) else str(self.path)
+
+    def error(self, key: str, message: str) -> ConfigError:
+        return ConfigError(f"{self.origin(key)}: {key}: {message}")
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file and apply overrides such as `optimizer.learning_rate=0.01`."""
+    path = Path(path)
+    values = read_toml(path)
+    parsed = [_parse_override(override) for override in overrides]
+    for key, value in parsed:
+        _set(values, key, value)
+    return Config(path, values, frozenset(key for key, _ in parsed))
+
+
+def read_toml(path: Path) -> Table:
+    """The contents of a TOML file, or a ConfigError that says why it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file{_neighbours(path)}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _parse_override(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"command line: {override!r} is not an override; write key=value, for instance seed=1")
+    return key, _parse_value(text)
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value, or, as quotes are a nuisance in a shell, the text itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _set(values: Table, key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for depth, name in enumerate(tables):
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            table = ".".join(tables[: depth + 1])
+            raise ConfigError(f"command line: {key}: {table} is the value {values!r}, not a table with keys")
+    values[last] = value
+
+
+def _neighbours(path: Path) -> str:
+    near = sorted(str(found) for found in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    return f"; there are {', '.join(near[:5])}" if near else ""

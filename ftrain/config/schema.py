@@ -1,0 +1,68 @@
+"""The JSON Schema of a config, for editors that complete and check as one types."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ftrain.config.names import Kind
+from ftrain.config.plan import OPTIMIZER, SCHEDULE, SECTIONS, TASK, TOP
+from ftrain.config.types import Parameter, parameters
+
+Schema = dict[str, Any]
+OTHER_NAMES = "[.:]"  # "optax.adamw" and "package.module:name": their arguments are not known here
+
+
+def json_schema() -> Schema:
+    """The schema of every config, made from the signatures of the functions that its tables call."""
+    properties = _properties(TOP.function)
+    properties["task"] = {"anyOf": [{"enum": list(TASK.components())}, {"type": "string", "pattern": OTHER_NAMES}]}
+    for name, section in SECTIONS.items():
+        properties[name] = _table(section.function, section.given)
+    properties["model"] = {"anyOf": [_table(function) for function in TASK.components().values()] + [{"type": "object"}]}
+    properties["optimizer"] = _component(OPTIMIZER)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ftrain config",
+        "$defs": {"schedule": _component(SCHEDULE)},
+        "type": "object",
+        "properties": properties,
+        "required": ["task", "steps", "optimizer", "data"],
+        "additionalProperties": False,
+    }
+
+
+def _component(kind: Kind) -> Schema:
+    known = [_table(function, name=name) for name, function in kind.components().items()]
+    other = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "pattern": OTHER_NAMES}},
+        "required": ["name"],
+    }
+    return {"anyOf": [*known, other]}
+
+
+def _table(function: Callable[..., Any], given: frozenset[str] = frozenset(), name: str | None = None) -> Schema:
+    accepted = parameters(function, given)
+    required = [parameter.name for parameter in accepted.values() if parameter.required]
+    properties = _properties(function, given)
+    if name is not None:
+        properties, required = {"name": {"const": name}} | properties, ["name", *required]
+    return {
+        "type": "object",
+        "description": (function.__doc__ or "").strip().partition("\n")[0],
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _properties(function: Callable[..., Any], given: frozenset[str] = frozenset()) -> Schema:
+    return {name: _property(parameter) for name, parameter in parameters(function, given).items()}
+
+
+def _property(parameter: Parameter) -> Schema:
+    schema = parameter.adapter().json_schema()
+    if parameter.takes_component:
+        schema = {"anyOf": [schema, {"$ref": "#/$defs/schedule"}]}
+    if isinstance(parameter.default, (bool, int, float, str)):
+        schema["default"] = parameter.default
+    return schema

@@ -1,0 +1,42 @@
+"""The hook that evaluates."""
+
+from collections.abc import Callable, Mapping
+
+from ftrain.training import Hook, Report, TrainState, Trigger, every
+from ftrain.training.hook import Value
+from ftrain.tree import Tree
+
+
+class Evaluator(Hook):
+    """Publish what `evaluate(params)` answers, each name prefixed by `eval/`, when it is time and at the end.
+
+    A run that was interrupted, or that had nothing left to do, is not evaluated at its end.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[Tree], Mapping[str, Value]],
+        *,
+        when: Trigger = every(steps=1000),
+        use_averages: bool = False,
+    ):
+        self.evaluate, self.when, self.use_averages = evaluate, when, use_averages
+        self._evaluated: int | None = None  # the step of the newest evaluation
+
+    def begin(self, report: Report) -> None:
+        if self.use_averages and report.state.averages is None:
+            raise ValueError("use_averages needs averages: give the step a decay for them, averages=0.999")
+        self._evaluated = report.step
+
+    def measure(self, state: TrainState) -> dict[str, Value]:
+        """What the evaluation of a state gives, under the names it is published by."""
+        params = state.averages if self.use_averages else state.params
+        return {f"eval/{name}": value for name, value in self.evaluate(params).items()}
+
+    def after_step(self, report: Report) -> None:
+        report.publish(self.measure(report.state))
+        self._evaluated = report.step
+
+    def end(self, report: Report) -> None:
+        if self._evaluated != report.step and not report.interrupted:
+            self.after_step(report)

@@ -1,0 +1,42 @@
+"""Hooks that end a run."""
+
+import math
+
+from ftrain.training import Hook, Report, at
+from ftrain.training.packing import StepMetrics
+
+
+class NotFiniteError(RuntimeError):
+    """A metric became NaN or infinite."""
+
+
+class StopAtStep(Hook):
+    """Stop after step `last_step`; a run that has come so far already takes no step at all."""
+
+    def __init__(self, last_step: int):
+        if last_step < 1:
+            raise ValueError(f"last_step must be >= 1, got {last_step}")
+        self.last_step = last_step
+        self.when = at(last_step)
+
+    def begin(self, report: Report) -> None:
+        if report.step >= self.last_step:
+            self.after_step(report)
+
+    def after_step(self, report: Report) -> None:
+        report.stop(f"step {self.last_step} was the last one asked for")
+
+
+class StopOnNaN(Hook):
+    """Raise NotFiniteError when a metric stops being finite. Looks at every step, and never waits for one."""
+
+    def __init__(self, metric: str = "loss"):
+        self.metric = metric
+
+    def watch(self, step: int, metrics: StepMetrics) -> None:
+        value = metrics.read(self.metric)
+        if not math.isfinite(value):
+            raise NotFiniteError(
+                f"{self.metric} is {value} at step {step}; checkpoints of earlier steps are kept. "
+                "A smaller learning rate or clipping (clip_global_norm) may help"
+            )

@@ -1,0 +1,31 @@
+"""The hook that writes what a run measures to files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ftrain.summaries import MetricsFile, SummaryWriter
+from ftrain.training import Hook, Report, Trigger, every
+from ftrain.training.hook import Value
+
+
+class SummarySaver(Hook):
+    """Write metrics, and all that other hooks publish, to an event file for TensorBoard and to `metrics.jsonl`."""
+
+    def __init__(self, directory: str | Path, *, when: Trigger = every(steps=100)):
+        self.directory, self.when = Path(directory), when
+        self._writers: list[SummaryWriter | MetricsFile] = []
+
+    def begin(self, report: Report) -> None:
+        metrics = MetricsFile(self.directory / "metrics.jsonl", start_step=report.step)
+        self._writers = [metrics, SummaryWriter(self.directory, start_step=report.step)]
+
+    def after_step(self, report: Report) -> None:
+        self.receive(report.step, report.values())
+
+    def receive(self, step: int, values: Mapping[str, Value]) -> None:
+        for writer in self._writers:
+            writer.write(step, values)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()

@@ -1,0 +1,22 @@
+"""Momentum: a running sum of gradients decides the direction."""
+
+import jax
+import optax
+
+from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+
+
+def momentum(
+    learning_rate: LearningRate, momentum: float, use_nesterov: bool = False
+) -> optax.GradientTransformation:
+    """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a)."""
+    if momentum < 0:
+        raise ValueError(f"momentum must be >= 0, got {momentum}")
+
+    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+        del parameter, count
+        accumulated = momentum * slots["momentum"] + gradient
+        direction = gradient + momentum * accumulated if use_nesterov else accumulated
+        return -rate * direction, {"momentum": accumulated}
+
+    return from_rule(rule, learning_rate, slots={"momentum": 0.0})

@@ -1,0 +1,64 @@
+"""Event files: scalars and texts that TensorBoard shows."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+from ftrain.formats import frame_record, read_records
+
+
+class SummaryWriter:
+    """Appends to a new event file in `directory`, for TensorBoard to read while it grows.
+
+    `start_step` is the step the run starts from: what an earlier, interrupted run wrote from there on is hidden by
+    TensorBoard, because those steps are taken again.
+    """
+
+    def __init__(self, directory: str | Path, *, start_step: int = 0):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        # The process id and a nanosecond keep two writers of one second apart; TensorBoard reads files in name order.
+        unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{time.perf_counter_ns()}"
+        self.path = Path(directory) / f"events.out.tfevents.{unique}"
+        self._file = open(self.path, "xb")  # noqa: SIM115 - closed by close()
+        self._add(Event(file_version="brain.Event:2"))
+        if start_step:
+            # TensorBoard hides what older files say of this step and later ones; the step itself is not repeated.
+            self._add(Event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self.flush()
+
+    def write(self, step: int, values: Mapping[str, float | str]) -> None:
+        """Numbers become scalars, strings become texts, each under its name."""
+        summaries = [_summary(name, value) for name, value in values.items()]
+        self._add(Event(step=step, summary=Summary(value=summaries)))
+        self.flush()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._file.write(frame_record(event.SerializeToString()))
+
+
+def read_events(path: str | Path) -> Iterator[Event]:
+    """Every event of a file; a damaged record is an error that says where."""
+    for record in read_records(path):
+        yield Event.FromString(record)
+
+
+def _summary(name: str, value: float | str) -> Summary.Value:
+    if not isinstance(value, str):
+        return Summary.Value(tag=name, simple_value=value)
+    text = TensorProto(dtype=DT_STRING, string_val=[value.encode()])
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    return Summary.Value(tag=name, tensor=text, metadata=SummaryMetadata(plugin_data=plugin))

@@ -1,0 +1,104 @@
+"""Handwritten digits: scikit-learn's 1,797 images of 8 x 8 pixels, and a small convolutional classifier."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ftrain.data import ArraySource
+from ftrain.tasks.task import Task
+from ftrain.tree import Tree
+
+CLASSES = 10
+TEST_SHARE = 5  # every fifth example of a fixed permutation is held out
+
+
+def digits(*, channels: int = 32, hidden: int = 128, dropout: float = 0.25) -> Task:
+    """Classify digits; evaluation measures loss and accuracy on the images held out.
+
+    Args:
+      channels: of the first convolution; the second has twice as many.
+      hidden: width of the dense layer.
+      dropout: share of the dense layer's features that a training step leaves out.
+    """
+    for name, value in (("channels", channels), ("hidden", hidden)):
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    train, test = load_digits()
+
+    def loss_fn(params: Tree, batch: Tree, rng: jax.Array):
+        logits = classify(params, batch["image"], dropout=dropout, rng=rng)
+        return _measure(logits, batch["label"])
+
+    @jax.jit
+    def measure(params: Tree):
+        return _measure(classify(params, test["image"]), test["label"])
+
+    def evaluate(params: Tree) -> dict[str, float]:
+        loss, metrics = measure(params)
+        return {"loss": float(loss), "accuracy": float(metrics["accuracy"])}
+
+    init = functools.partial(init_classifier, channels=channels, hidden=hidden)
+    return Task(init, loss_fn, ArraySource(train), evaluate)
+
+
+def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Training and test images, with values from 0 to 1, and their labels."""
+    try:
+        from sklearn import datasets
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("the task digits needs scikit-learn: pip install 'ftrain[examples]'") from error
+    images, labels = datasets.load_digits(return_X_y=True)
+    arrays = {
+        "image": (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32),
+        "label": labels.astype(np.int32),
+    }
+    held_out = np.zeros(len(labels), bool)
+    held_out[np.random.default_rng(0).permutation(len(labels))[::TEST_SHARE]] = True
+    return {k: v[~held_out] for k, v in arrays.items()}, {k: v[held_out] for k, v in arrays.items()}
+
+
+def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:
+    """Two convolutions, a dense layer and the class scores."""
+    shapes = {
+        "conv1": (3, 3, 1, channels),
+        "conv2": (3, 3, channels, 2 * channels),
+        "dense": (4 * 4 * 2 * channels, hidden),
+        "scores": (hidden, CLASSES),
+    }
+    he_normal = jax.nn.initializers.he_normal()
+    return {
+        name: {"kernel": he_normal(key, shape), "bias": jnp.zeros(shape[-1])}
+        for key, (name, shape) in zip(jax.random.split(rng, len(shapes)), shapes.items(), strict=True)
+    }
+
+
+def classify(params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.Array | None = None) -> jax.Array:
+    """Logits (batch, classes) of images (batch, 8, 8, 1)."""
+    features = jax.nn.relu(_convolve(params["conv1"], images, stride=1))
+    features = jax.nn.relu(_convolve(params["conv2"], features, stride=2))
+    features = jax.nn.relu(_dense(params["dense"], features.reshape(len(images), -1)))
+    if dropout and rng is not None:
+        kept = jax.random.bernoulli(rng, 1 - dropout, features.shape)
+        features = jnp.where(kept, features / (1 - dropout), 0)
+    return _dense(params["scores"], features)
+
+
+def _convolve(layer: Tree, images: jax.Array, stride: int) -> jax.Array:
+    result = jax.lax.conv_general_dilated(
+        images, layer["kernel"], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return result + layer["bias"]
+
+
+def _dense(layer: Tree, features: jax.Array) -> jax.Array:
+    return features @ layer["kernel"] + layer["bias"]
+
+
+def _measure(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    return loss, {"accuracy": jnp.mean(jnp.argmax(logits, axis=-1) == labels)}

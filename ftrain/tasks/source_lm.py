@@ -1,0 +1,107 @@
+"""A language model of Python source: bytes of the standard library's own files, predicted one by one."""
+
+import functools
+import hashlib
+import math
+import sysconfig
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ftrain.data import WindowSource
+from ftrain.tasks.task import Task
+from ftrain.tasks.transformer import init_transformer, transformer_logits
+from ftrain.tree import Tree
+
+VOCABULARY = 256  # bytes
+HELD_OUT = 0.05  # share of the files, chosen by a digest of their names
+EVALUATION_BATCH = 32
+PROMPT = b"def "
+
+
+def source_lm(
+    *,
+    width: int = 128,
+    layers: int = 3,
+    heads: int = 2,
+    context: int = 128,
+    evaluation_windows: int = 1024,
+    sample_bytes: int = 120,
+) -> Task:
+    """Predict the next byte; evaluation measures bits per byte on files held out, and writes a few lines.
+
+    Args:
+      context: bytes that a prediction can look back on.
+      evaluation_windows: windows of `context` bytes, spread evenly over the files held out.
+      sample_bytes: length of the text that each evaluation writes; 0 for none.
+    """
+    if width % (2 * heads):
+        raise ValueError(f"width must be a multiple of 2 * heads = {2 * heads}, got {width}")
+    for name, value in (("layers", layers), ("context", context), ("evaluation_windows", evaluation_windows)):
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+    logits = functools.partial(transformer_logits, heads=heads)
+    train, test = load_source()
+    windows = _spread(WindowSource(test, context + 1, stride=context + 1), evaluation_windows)
+    measure = jax.jit(functools.partial(_cross_entropy, logits))
+    write = jax.jit(functools.partial(_write, logits, context=context, length=sample_bytes))
+
+    def loss_fn(params: Tree, batch: Tree, rng: jax.Array):
+        loss = _cross_entropy(logits, params, batch["tokens"])
+        return loss, {"bits_per_byte": loss / math.log(2)}
+
+    def evaluate(params: Tree) -> dict[str, float | str]:
+        parts = [windows[at : at + EVALUATION_BATCH] for at in range(0, len(windows), EVALUATION_BATCH)]
+        loss = sum(float(measure(params, part)) * len(part) for part in parts) / len(windows)
+        measured = {"loss": loss, "bits_per_byte": loss / math.log(2)}
+        if not sample_bytes:
+            return measured
+        text = bytes(np.asarray(write(params))).decode("utf-8", errors="replace")
+        return measured | {"sample": text}
+
+    init = functools.partial(init_transformer, vocabulary=VOCABULARY, width=width, layers=layers)
+    return Task(init, loss_fn, WindowSource(train, context + 1), evaluate)
+
+
+def load_source() -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of the standard library's files to train on, and of those held out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    train, test = [], []
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if "site-packages" in name.parts or "test" in name.parts:  # not of the library itself
+            continue
+        digest = hashlib.sha256(name.as_posix().encode()).digest()
+        (test if digest[0] < 256 * HELD_OUT else train).append(path.read_bytes())
+    return np.frombuffer(b"".join(train), np.uint8), np.frombuffer(b"".join(test), np.uint8)
+
+
+def _spread(source: WindowSource, count: int) -> np.ndarray:
+    chosen = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int)
+    return source.read(chosen)["tokens"]
+
+
+def _cross_entropy(logits, params: Tree, tokens: jax.Array) -> jax.Array:
+    """Mean nats of each token but the first, given those before it."""
+    tokens = jnp.asarray(tokens, jnp.int32)
+    predicted = logits(params, tokens[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(predicted, tokens[:, 1:]).mean()
+
+
+def _write(logits, params: Tree, *, context: int, length: int) -> jax.Array:
+    """`length` bytes that follow the prompt, drawn one by one; always the same draw for the same parameters."""
+    prompt = jnp.frombuffer(PROMPT, jnp.uint8).astype(jnp.int32)
+    text = jnp.zeros(length + len(PROMPT), jnp.int32).at[: len(PROMPT)].set(prompt)
+
+    def extend(at: jax.Array, text: jax.Array) -> jax.Array:
+        # The model sees the last `context` bytes; before there are so many, what lies behind `at` is not looked at.
+        start = jnp.maximum(at - context, 0)
+        window = jax.lax.dynamic_slice(jnp.pad(text, (0, context)), (start,), (context,))
+        scores = logits(params, window[None])[0, at - start - 1]
+        drawn = jax.random.categorical(jax.random.fold_in(jax.random.key(0), at), scores / 0.7)
+        return text.at[at].set(drawn.astype(jnp.int32))
+
+    return jax.lax.fori_loop(len(PROMPT), length + len(PROMPT), extend, text).astype(jnp.uint8)

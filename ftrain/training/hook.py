@@ -1,0 +1,77 @@
+"""Hooks: what happens around the steps, and the report that tells them of a step."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from ftrain.training.packing import StepMetrics
+from ftrain.training.state import TrainState
+from ftrain.training.trigger import Trigger, never
+
+Value = float | str  # a number, or a text
+
+
+class Report:
+    """What hooks are told of a step."""
+
+    def __init__(
+        self,
+        step: int,
+        state: TrainState,
+        metrics: StepMetrics,
+        *,
+        publish: Callable[[int, Mapping[str, Value]], None],
+        request_stop: Callable[[str], None],
+        interrupted: bool = False,
+    ):
+        self.step = step  # steps taken, this one included
+        self.state = state  # valid during the call only: the next step writes over it
+        self.time = time.monotonic()
+        self.interrupted = interrupted  # whether the run is asked to end soon: save, and leave out what takes long
+        self._metrics, self._publish, self._request_stop = metrics, publish, request_stop
+
+    def values(self) -> dict[str, float]:
+        """Every metric of the step as a number; waits for the device. Empty before the first step."""
+        return self._metrics.values()
+
+    def read(self, metric: str) -> float:
+        """One metric of the step as a number; waits for the device."""
+        return self._metrics.read(metric)
+
+    def publish(self, values: Mapping[str, Value]) -> None:
+        """Hand values of your own to every hook that receives them: logs, event files, early stopping."""
+        self._publish(self.step, values)
+
+    def stop(self, reason: str) -> None:
+        """Ask the loop to end after this step."""
+        self._request_stop(reason)
+
+
+class Hook:
+    """Override what you need; `when` chooses the steps that `after_step` is called for."""
+
+    when: Trigger = never()
+
+    def start(self, state: TrainState) -> TrainState:
+        """Before anything else: the state to start from. A saver answers with the newest checkpoint."""
+        return state
+
+    def begin(self, report: Report) -> None:
+        """Once, before the first step, when the state is known."""
+
+    def watch(self, step: int, metrics: StepMetrics) -> None:
+        """For every step, in order, some steps later, when its metrics are ready and reading them costs no wait.
+
+        It is always called for a step before any hook's `after_step` for the same step.
+        """
+
+    def after_step(self, report: Report) -> None:
+        """After each step that `when` chooses."""
+
+    def receive(self, step: int, values: Mapping[str, Value]) -> None:
+        """Values that another hook published."""
+
+    def end(self, report: Report) -> None:
+        """Once, after the last step, unless an exception ended the run."""
+
+    def close(self) -> None:
+        """Once, always, even after an exception: let go of threads and files."""

@@ -1,0 +1,177 @@
+"""The loop: a pure step, driven over batches, with hooks around it, and never waiting for the host."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ftrain.data import Pipeline, Prefetcher, feed
+from ftrain.training.compilation import use_compilation_cache
+from ftrain.training.hook import Hook, Report, Value
+from ftrain.training.packing import PackedStep, StepMetrics
+from ftrain.training.state import TrainState
+from ftrain.training.step import Step
+
+IN_FLIGHT = 8  # steps dispatched but not finished; without a bound, virtual devices deadlock and memory grows
+
+
+class Loop:
+    """Runs `step` over `data` until a hook, the end of the data or `request_stop` ends it.
+
+        with Loop(step, state, data, hooks=hooks) as loop:
+            while not loop.should_stop():
+                loop.step()
+
+    Entering starts the hooks, leaving ends them. After an exception `end` is not called; `close` always is. The state
+    that is passed in stays usable: the loop works on a copy.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        state: TrainState,
+        data: Pipeline | Iterable[Any],
+        *,
+        hooks: Sequence[Hook] = (),
+        mesh: Mesh | None = None,
+    ):
+        use_compilation_cache()
+        self.hooks = list(hooks)
+        self.stop_reason: str | None = None
+        self.interrupted = False
+        self._data, self._mesh = data, mesh
+        self._step = PackedStep(step, mesh)
+        self._state = state
+        self._metrics = StepMetrics()  # of the newest step
+        self._count = 0
+        self._batches: Prefetcher | None = None
+        self._in_flight: deque[tuple[int, StepMetrics]] = deque()
+        self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
+        self._fired = [0.0] * len(self.hooks)  # when each hook was due last
+        self._next_count = 0.0  # the next step at which some hook is due by count
+        self._timed = any(hook.when.timed for hook in self.hooks)
+
+    @property
+    def state(self) -> TrainState:
+        """The state after the newest step. The next step writes over it: copy what you keep."""
+        return self._state
+
+    @property
+    def steps_taken(self) -> int:
+        """The number of the newest step, those before a restart included."""
+        return self._count
+
+    def report(self) -> Report:
+        """What hooks are told after the newest step; reading its metrics waits for the device."""
+        return Report(
+            self._count,
+            self._state,
+            self._metrics,
+            publish=self._publish,
+            request_stop=self.request_stop,
+            interrupted=self.interrupted,
+        )
+
+    def should_stop(self) -> bool:
+        return self.stop_reason is not None
+
+    def request_stop(self, reason: str = "asked to") -> None:
+        """End the loop before its next step. The first reason given is kept."""
+        self.stop_reason = self.stop_reason or reason
+
+    def interrupt(self, reason: str) -> None:
+        """End the loop soon: hooks save what they must at the end, and leave out what takes long."""
+        self.interrupted = True
+        self.request_stop(reason)
+
+    def __enter__(self) -> Self:
+        try:
+            state = self._place(self._state)
+            for hook in self.hooks:
+                state = hook.start(state)
+            self._state, self._count = state, int(state.step)
+            self._batches = feed(self._data, self._count)
+            self._fired = [time.monotonic()] * len(self.hooks)
+            self._next_count = self._next_due()
+            report = self.report()
+            for hook in self.hooks:
+                hook.begin(report)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def step(self) -> None:
+        """One step: dispatched to the device, not waited for."""
+        assert self._batches is not None, "enter the loop first: with Loop(...) as loop"
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.request_stop("the data ended")
+            return
+        self._state, self._metrics = self._step(self._state, batch)
+        self._count += 1
+        self._in_flight.append((self._count, self._metrics))
+        if self._timed or self._count >= self._next_count:
+            self._fire()
+        self._settle(IN_FLIGHT)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._settle(0)
+                report = self.report()
+                for hook in self.hooks:
+                    hook.end(report)
+        finally:
+            self._close()
+
+    def _fire(self) -> None:
+        """Call the hooks that are due after the newest step."""
+        now = time.monotonic()
+        due = [i for i, hook in enumerate(self.hooks) if hook.when.due(self._count, now - self._fired[i])]
+        self._next_count = self._next_due()
+        if not due:
+            return
+        self._settle(0)
+        report = self.report()
+        for i in due:
+            self._fired[i] = now
+            self.hooks[i].after_step(report)
+
+    def _settle(self, in_flight: int) -> None:
+        """Wait until at most `in_flight` steps are unfinished, and show the finished ones to the watchers."""
+        while len(self._in_flight) > in_flight:
+            step, metrics = self._in_flight.popleft()
+            for hook in self._watchers:
+                hook.watch(step, metrics)
+            metrics.wait()
+
+    def _next_due(self) -> float:
+        return min((hook.when.next(self._count) for hook in self.hooks), default=float("inf"))
+
+
+    def _publish(self, step: int, values: Mapping[str, Value]) -> None:
+        for hook in self.hooks:
+            hook.receive(step, values)
+
+    def _place(self, state: TrainState) -> TrainState:
+        """A copy of the state, on the mesh: the step may write over it and the caller's stays whole."""
+        if self._mesh is not None and self._mesh.size > 1:
+            state = jax.device_put(state, NamedSharding(self._mesh, PartitionSpec()))
+        return jax.tree.map(jnp.copy, state)
+
+    def _close(self) -> None:
+        with ExitStack() as stack:  # closes them all, in reverse, whatever one of them raises
+            for hook in self.hooks:
+                stack.callback(hook.close)
+            if self._batches is not None:
+                stack.callback(self._batches.close)

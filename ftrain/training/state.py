@@ -1,0 +1,51 @@
+"""The state of a run: everything that a step reads and writes, as one frozen pytree."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ftrain.tree import Tree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    step: jax.Array  # steps taken so far; the one clock of a run
+    params: Tree
+    opt_state: Tree
+    averages: Tree | None  # moving averages of the parameters, if the step keeps them
+    model_state: Tree | None  # what a model carries beside its parameters: batch statistics, memories
+    rng: jax.Array  # never changes: step n draws from fold_in(rng, n), so a resumed run repeats itself
+
+    @classmethod
+    def create(
+        cls,
+        params: Tree,
+        optimizer: optax.GradientTransformation,
+        *,
+        seed: int | jax.Array = 0,
+        averages: bool = False,
+        model_state: Tree | None = None,
+    ) -> Self:
+        """The state before the first step. `seed` is an integer or a key of `jax.random.key`."""
+        params, model_state = jax.tree.map(_settle, (params, model_state))
+        return cls(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=optimizer.init(params),
+            averages=jax.tree.map(jnp.copy, params) if averages else None,
+            model_state=model_state,
+            rng=jax.random.key(seed) if isinstance(seed, int) else seed,
+        )
+
+    def replace(self, **changes: Tree) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def _settle(leaf: jax.typing.ArrayLike) -> jax.Array:
+    # Python scalars are weakly typed: the second step would see another type than the first and compile again.
+    return jnp.array(leaf, dtype=jnp.result_type(leaf), copy=False)
