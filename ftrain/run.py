@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from ftrain.data import Pipeline
 from ftrain.hooks import CheckpointSaver, Logging, ProgressBar, StepCounter, StopAtStep, StopOnNaN, SummarySaver
-from ftrain.training import Hook, Loop, TrainState, make_step
+from ftrain.training import Hook, Loop, TrainState, Trigger, every, make_step
 from ftrain.training.step import LossFunction, Step
 from ftrain.tree import Tree
 
@@ -71,22 +71,31 @@ def train(
 def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | None) -> Iterator[Hook]:
     """The default hooks and those given, in the order in which they must see a step.
 
-    The guard comes first, so that nothing is written of a step that failed; savers come last.
+    The guard comes first, so that nothing is written of a step that failed; those that measure come before those that
+    write it down, and the saver comes last.
     """
 
     def given(*kinds: type[Hook]) -> bool:
         return any(isinstance(hook, kinds) for hook in hooks)
 
+    writers: list[Hook] = []
+    if directory is not None and not given(SummarySaver):
+        writers.append(SummarySaver(directory))
+    if not given(Logging, ProgressBar):
+        writers.append(Logging())
     if not given(StopOnNaN):
         yield StopOnNaN()
     if not given(StepCounter):
-        yield StepCounter()
-    if directory is not None and not given(SummarySaver):
-        yield SummarySaver(directory)
-    if not given(Logging, ProgressBar):
-        yield Logging()
+        yield StepCounter(when=_written_when([*hooks, *writers]))
     yield from hooks
+    yield from writers
     if directory is not None and not given(CheckpointSaver):
         yield CheckpointSaver(Path(directory) / CHECKPOINTS)
     if steps is not None:
         yield StopAtStep(steps)
+
+
+def _written_when(hooks: Sequence[Hook]) -> Trigger:
+    """When metrics are written: speed is measured at the same steps, so that it stands in the same lines."""
+    chosen = [hook.when for kind in (Logging, SummarySaver) for hook in hooks if isinstance(hook, kind)]
+    return chosen[0] if chosen else every(steps=100)

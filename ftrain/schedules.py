@@ -23,9 +23,7 @@ def cosine_decay(learning_rate: float, decay_steps: int, alpha: float = 0.0) -> 
     return schedule
 
 
-def exponential_decay(
-    learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
-) -> Schedule:
+def exponential_decay(learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False) -> Schedule:
     """lr * decay_rate ** (step / decay_steps), the exponent rounded down if `staircase`."""
     _check_positive("decay_steps", decay_steps)
 

@@ -60,7 +60,7 @@ class CheckpointManager:
         self._sweep()
         if self._path(step).exists():
             raise CheckpointError(f"{self._path(step)} exists already; checkpoints are never written over")
-        self._unfinished = step, ocp.save_async(self._path(step), tree)
+        self._unfinished = step, ocp.save_async(str(self._path(step)), tree)
 
     def restore(self, like: Tree, step: int | None = None) -> Tree:
         """The tree saved under `step`, or the newest one; `like` gives its structure, shapes, dtypes and shardings."""
@@ -71,11 +71,11 @@ class CheckpointManager:
             raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are: {there}")
         path = self._path(step)
         wanted = jax.tree.map(_abstract, like)
-        found = named_leaves(ocp.metadata(path).metadata)
+        found = named_leaves(ocp.metadata(str(path)).metadata)
         differences = describe_differences(found, named_leaves(jax.tree.map(_as_stored, wanted)))
         if differences:
             raise CheckpointError(f"{path} does not fit: " + "; ".join(differences))
-        return ocp.load(path, wanted)
+        return ocp.load(str(path), wanted)
 
     def wait(self) -> None:
         """Wait for the save that is under way; what went wrong in it is raised here."""
@@ -122,5 +122,5 @@ def _abstract(leaf: jax.typing.ArrayLike) -> jax.ShapeDtypeStruct:
 
 
 def _as_stored(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf

@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.command()(train)
 app.command(name="eval")(evaluate)
@@ -50,14 +51,14 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except Exception as error:
-        if not _is_mistake(error):
+        code = _EXIT_CODES.get(type(error).__name__)
+        if code is None:
             raise
-        _fail(str(error), 2)
+        _fail(str(error), code)
 
 
-def _is_mistake(error: Exception) -> bool:
-    # By name, because importing the classes would import jax, and only commands that did so can raise them.
-    return type(error).__name__ in ("ConfigError", "CheckpointError")
+# By name, because importing the classes would import jax; only commands that have done so can raise them.
+_EXIT_CODES = {"ConfigError": 2, "CheckpointError": 2, "NotFiniteError": 1}
 
 
 def _fail(message: str, code: int) -> None:

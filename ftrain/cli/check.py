@@ -17,7 +17,7 @@ def check(config: ConfigPath, overrides: Overrides = None) -> None:
     job = build(planned)
     state = job.abstract_state()
     batch = job.pipeline.batch(0)
-    after, metrics = jax.eval_shape(job.step, state, batch)
+    _, metrics = jax.eval_shape(job.step, state, batch)
 
     facts = Table(show_header=False, box=None)
     facts.add_row("task", job.plan.top["task"])
@@ -25,7 +25,8 @@ def check(config: ConfigPath, overrides: Overrides = None) -> None:
     facts.add_row("parameters", f"{count_elements(state.params):,} in {len(jax.tree.leaves(state.params))} leaves")
     facts.add_row("state", f"{_show_bytes(count_bytes(state))} (parameters {_show_bytes(count_bytes(state.params))})")
     facts.add_row("examples", f"{len(job.pipeline.source):,}")
-    facts.add_row("steps", f"{job.steps:,}, {job.steps * job.pipeline.batch_size / len(job.pipeline.source):,.1f} epochs")
+    epochs = job.steps * job.pipeline.batch_size / len(job.pipeline.source)
+    facts.add_row("steps", f"{job.steps:,}, {epochs:,.1f} epochs")
     facts.add_row("batch", ", ".join(f"{name} {_show_leaf(leaf)}" for name, leaf in named_leaves(batch).items()))
     facts.add_row("mesh", ", ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items()))
     facts.add_row("examples a device", f"{split_batch(job.pipeline.batch_size, job.mesh)}")
@@ -35,7 +36,7 @@ def check(config: ConfigPath, overrides: Overrides = None) -> None:
     console.print(f"{config} is good; train it with: ftrain train {config}", highlight=False)
 
 
-def _show_bytes(count: int) -> str:
+def _show_bytes(count: float) -> str:
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

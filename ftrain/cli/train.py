@@ -66,8 +66,10 @@ def _introduce(job: "Job") -> None:
 
 def _conclude(job: "Job", run: "Run", seconds: float) -> None:
     if run.steps_taken < job.steps:
-        print(f"stopped at step {run.steps_taken} of {job.steps} ({run.stop_reason}); the same command goes on from there")
+        where = f"step {run.steps_taken} of {job.steps} ({run.stop_reason})"
+        print(f"stopped at {where}; the same command goes on from there")
         return
-    print(f"done: step {run.steps_taken} after {seconds:.1f} s")
+    taken = run.steps_taken - run.start_step
+    print(f"done: {taken:,} steps in {seconds:.1f} s" if taken else f"all {job.steps:,} steps were taken before")
     print(f"look at it:    tensorboard --logdir {job.directory}")
     print(f"evaluate it:   ftrain eval {job.directory}")

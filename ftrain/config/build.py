@@ -38,16 +38,14 @@ class Job:
 
     def hooks(self, console: Hook | None = None) -> list[Hook]:
         """The hooks in the order in which they must see a step; `console` takes the place of plain log lines."""
-        hooks = [self.summaries, console or self.logging, self.evaluator, self.saver]
+        hooks = [self.evaluator, self.summaries, console or self.logging, self.saver]
         return [hook for hook in hooks if hook is not None]
 
     def initial_state(self) -> TrainState:
         """The state before the first step, a pure function of the seed."""
         init_rng, step_rng = jax.random.split(jax.random.key(self.plan.top["seed"]))
         keeps_averages = "averages" in self.plan.calls["step"].arguments
-        return TrainState.create(
-            self.task.init(init_rng), self.optimizer, seed=step_rng, averages=keeps_averages
-        )
+        return TrainState.create(self.task.init(init_rng), self.optimizer, seed=step_rng, averages=keeps_averages)
 
     def abstract_state(self) -> TrainState:
         """The shapes and dtypes of the state, without computing it."""

@@ -18,11 +18,13 @@ class Config:
     path: Path
     values: Table
     overridden: frozenset[str] = frozenset()  # dotted keys set on the command line
+    tables: frozenset[str] = frozenset()  # keys that the file has at its top
 
     def origin(self, key: str) -> str:
         """Where the value of a dotted key was written."""
-        prefixes = (key.rsplit(".", count)[0] for count in range(key.count(".") + 1))
-        return "command line" if any(prefix in self.overridden for prefix in prefixes) else str(self.path)
+        inside = any(f"{key}.".startswith(f"{set_}.") for set_ in self.overridden)
+        around = key not in self.tables and any(set_.startswith(f"{key}.") for set_ in self.overridden)
+        return "command line" if inside or around else str(self.path)
 
     def error(self, key: str, message: str) -> ConfigError:
         return ConfigError(f"{self.origin(key)}: {key}: {message}")
@@ -32,10 +34,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file and apply overrides such as `optimizer.learning_rate=0.01`."""
     path = Path(path)
     values = read_toml(path)
+    tables = frozenset(values)
     parsed = [_parse_override(override) for override in overrides]
     for key, value in parsed:
         _set(values, key, value)
-    return Config(path, values, frozenset(key for key, _ in parsed))
+    return Config(path, values, frozenset(key for key, _ in parsed), tables)
 
 
 def read_toml(path: Path) -> Table:

@@ -76,8 +76,7 @@ class Call:
     def resolved(self) -> Table:
         """The table as it would be written out in full, defaults included."""
         named = {} if self.name is None else {"name": self.name}
-        filled = {name: value.resolved() if isinstance(value, Call) else value for name, value in self.arguments.items()}
-        return named | filled
+        return named | {name: v.resolved() if isinstance(v, Call) else v for name, v in self.arguments.items()}
 
 
 @dataclass(frozen=True)

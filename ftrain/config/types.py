@@ -1,6 +1,8 @@
 """Types: what a function's annotations let a config say."""
 
+import functools
 import inspect
+import operator
 import types
 import typing
 from collections.abc import Callable
@@ -51,7 +53,7 @@ class Parameter:
         """What checks a value, and describes itself as JSON Schema."""
         plain = [member for member in _members(self.annotation) if _is_plain(member)]
         sayable = [str if member is Path else member for member in plain if member is not type(None)]
-        return TypeAdapter(Union[tuple(sayable or [Any])], config=_STRICT)  # noqa: UP007 - its members are values
+        return TypeAdapter(functools.reduce(operator.or_, sayable or [Any]), config=_STRICT)
 
 
 def parameters(function: Callable[..., Any], given: frozenset[str] = frozenset()) -> dict[str, Parameter]:

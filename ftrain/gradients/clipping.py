@@ -9,7 +9,7 @@ from ftrain.tree import Tree
 
 def global_norm(tree: Tree) -> jax.Array:
     """The length of all leaves taken as one vector: sqrt(sum of squares)."""
-    return optax.global_norm(tree)
+    return optax.tree.norm(tree)
 
 
 def clip_by_global_norm(

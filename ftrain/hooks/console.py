@@ -34,8 +34,9 @@ class Logging(Hook):
         self.write(f"step {step}: {format_values(values)}")
 
     def end(self, report: Report) -> None:
-        if self._logged != report.step:
-            self.after_step(report)
+        values = report.published if self._logged == report.step else report.values()
+        if values:
+            self.receive(report.step, values)
 
 
 class ProgressBar(Hook):
@@ -68,6 +69,7 @@ class ProgressBar(Hook):
     def end(self, report: Report) -> None:
         if report.values():
             self.after_step(report)
+            self.receive(report.step, report.published)
 
     def close(self) -> None:
         self._progress.stop()
@@ -84,6 +86,6 @@ def format_values(values: Mapping[str, Value]) -> str:
     >>> format_values({"loss": 0.123456, "steps": 1000.0, "sample": "def f():"})
     'loss 0.1235, steps 1000\\n  sample: def f():'
     """
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if not isinstance(value, str))
-    texts = [f"\n  {name}: " + value.replace("\n", "\n    ") for name, value in values.items() if isinstance(value, str)]
-    return numbers + "".join(texts)
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name not in texts)
+    return numbers + "".join(f"\n  {name}: " + text.replace("\n", "\n    ") for name, text in texts.items())

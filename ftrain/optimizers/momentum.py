@@ -6,9 +6,7 @@ import optax
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
-def momentum(
-    learning_rate: LearningRate, momentum: float, use_nesterov: bool = False
-) -> optax.GradientTransformation:
+def momentum(learning_rate: LearningRate, momentum: float, use_nesterov: bool = False) -> optax.GradientTransformation:
     """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a)."""
     if momentum < 0:
         raise ValueError(f"momentum must be >= 0, got {momentum}")

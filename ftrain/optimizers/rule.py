@@ -18,7 +18,7 @@ Rule = Callable[[jax.Array, jax.Array, Slots, jax.Array, jax.Array], tuple[jax.A
 
 
 class OptimizerState(NamedTuple):
-    count: jax.Array  # updates applied so far
+    count: jax.Array  # updates applied so far  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name
     learning_rate: jax.Array  # of the newest update, for metrics to show
     slots: dict[str, Tree]  # by slot name, each shaped like the parameters
 
@@ -79,7 +79,7 @@ def current_learning_rate(opt_state: Tree) -> jax.Array | None:
 
     ftrain's optimizers and `optax.inject_hyperparams` do; plain optax closes over its rate and shows none.
     """
-    shown = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate", _is_rate)
+    shown = optax.tree.get_all_with_path(opt_state, "learning_rate", _is_rate)
     return jnp.asarray(shown[0][1], jnp.float32) if shown else None
 
 

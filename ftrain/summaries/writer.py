@@ -1,5 +1,8 @@
 """Event files: scalars and texts that TensorBoard shows."""
 
+# The generated protos come without stubs.
+# pyright: reportAttributeAccessIssue=false
+
 import os
 import socket
 import time

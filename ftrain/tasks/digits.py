@@ -36,7 +36,7 @@ def digits(*, channels: int = 32, hidden: int = 128, dropout: float = 0.25) -> T
 
     @jax.jit
     def measure(params: Tree):
-        return _measure(classify(params, test["image"]), test["label"])
+        return _measure(classify(params, jnp.asarray(test["image"])), jnp.asarray(test["label"]))
 
     def evaluate(params: Tree) -> dict[str, float]:
         loss, metrics = measure(params)

@@ -56,7 +56,7 @@ def source_lm(
     def evaluate(params: Tree) -> dict[str, float | str]:
         parts = [windows[at : at + EVALUATION_BATCH] for at in range(0, len(windows), EVALUATION_BATCH)]
         loss = sum(float(measure(params, part)) * len(part) for part in parts) / len(windows)
-        measured = {"loss": loss, "bits_per_byte": loss / math.log(2)}
+        measured: dict[str, float | str] = {"loss": loss, "bits_per_byte": loss / math.log(2)}
         if not sample_bytes:
             return measured
         text = bytes(np.asarray(write(params))).decode("utf-8", errors="replace")

@@ -8,7 +8,8 @@ import jax
 
 def use_compilation_cache() -> None:
     """Keep compiled programs in the user's cache directory, unless jax was told where to keep them, or not to."""
-    if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
+    told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] - jax defines it at run time
+    if told is not None or not jax.config.jax_enable_compilation_cache:  # pyright: ignore[reportAttributeAccessIssue]
         return
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     jax.config.update("jax_compilation_cache_dir", str(caches / "ftrain" / "jax"))

@@ -19,7 +19,7 @@ class Report:
         state: TrainState,
         metrics: StepMetrics,
         *,
-        publish: Callable[[int, Mapping[str, Value]], None],
+        publish: Callable[[Mapping[str, Value]], None],
         request_stop: Callable[[str], None],
         interrupted: bool = False,
     ):
@@ -28,18 +28,23 @@ class Report:
         self.time = time.monotonic()
         self.interrupted = interrupted  # whether the run is asked to end soon: save, and leave out what takes long
         self._metrics, self._publish, self._request_stop = metrics, publish, request_stop
+        self.published: dict[str, Value] = {}  # what hooks have published at this step so far
 
-    def values(self) -> dict[str, float]:
-        """Every metric of the step as a number; waits for the device. Empty before the first step."""
-        return self._metrics.values()
+    def values(self) -> dict[str, Value]:
+        """Every metric of the step, and what hooks published with it so far; waits for the device.
+
+        Empty before the first step.
+        """
+        return self._metrics.values() | self.published
 
     def read(self, metric: str) -> float:
         """One metric of the step as a number; waits for the device."""
         return self._metrics.read(metric)
 
     def publish(self, values: Mapping[str, Value]) -> None:
-        """Hand values of your own to every hook that receives them: logs, event files, early stopping."""
-        self._publish(self.step, values)
+        """Hand values of your own to all hooks: to those due at this step in `values`, to the others by `receive`."""
+        self.published.update(values)
+        self._publish(values)
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after this step."""
@@ -68,10 +73,10 @@ class Hook:
         """After each step that `when` chooses."""
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:
-        """Values that another hook published."""
+        """Values that another hook published at a step where this one is not due."""
 
     def end(self, report: Report) -> None:
-        """Once, after the last step, unless an exception ended the run."""
+        """Once, after the last step, unless an exception ended the run. Every hook counts as due."""
 
     def close(self) -> None:
         """Once, always, even after an exception: let go of threads and files."""

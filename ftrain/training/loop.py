@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +48,7 @@ class Loop:
         self._step = PackedStep(step, mesh)
         self._state = state
         self._metrics = StepMetrics()  # of the newest step
+        self.start_step = 0  # the step that this loop went on from
         self._count = 0
         self._batches: Prefetcher | None = None
         self._in_flight: deque[tuple[int, StepMetrics]] = deque()
@@ -67,13 +67,19 @@ class Loop:
         """The number of the newest step, those before a restart included."""
         return self._count
 
-    def report(self) -> Report:
+    def report(self, due: Sequence[Hook] = ()) -> Report:
         """What hooks are told after the newest step; reading its metrics waits for the device."""
+
+        def publish(values: Mapping[str, Value]) -> None:
+            for hook in self.hooks:
+                if hook not in due:
+                    hook.receive(self._count, values)
+
         return Report(
             self._count,
             self._state,
             self._metrics,
-            publish=self._publish,
+            publish=publish,
             request_stop=self.request_stop,
             interrupted=self.interrupted,
         )
@@ -92,18 +98,9 @@ class Loop:
 
     def __enter__(self) -> Self:
         try:
-            state = self._place(self._state)
-            for hook in self.hooks:
-                state = hook.start(state)
-            self._state, self._count = state, int(state.step)
-            self._batches = feed(self._data, self._count)
-            self._fired = [time.monotonic()] * len(self.hooks)
-            self._next_count = self._next_due()
-            report = self.report()
-            for hook in self.hooks:
-                hook.begin(report)
-        except BaseException:
-            self._close()
+            self._begin()
+        except BaseException as error:
+            self._close(error)
             raise
         return self
 
@@ -125,14 +122,32 @@ class Loop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if error is None:
-                self._settle(0)
-                report = self.report()
-                for hook in self.hooks:
-                    hook.end(report)
-        finally:
-            self._close()
+        if error is None:
+            try:
+                self._end()
+            except BaseException as failure:
+                self._close(failure)
+                raise
+        self._close(error)
+
+    def _begin(self) -> None:
+        state = self._place(self._state)
+        for hook in self.hooks:
+            state = hook.start(state)
+        self._state = state
+        self._count = self.start_step = int(state.step)
+        self._batches = feed(self._data, self._count)
+        self._fired = [time.monotonic()] * len(self.hooks)
+        self._next_count = self._next_due()
+        report = self.report()
+        for hook in self.hooks:
+            hook.begin(report)
+
+    def _end(self) -> None:
+        self._settle(0)
+        report = self.report(due=self.hooks)
+        for hook in self.hooks:
+            hook.end(report)
 
     def _fire(self) -> None:
         """Call the hooks that are due after the newest step."""
@@ -142,7 +157,7 @@ class Loop:
         if not due:
             return
         self._settle(0)
-        report = self.report()
+        report = self.report(due=[self.hooks[i] for i in due])
         for i in due:
             self._fired[i] = now
             self.hooks[i].after_step(report)
@@ -158,20 +173,22 @@ class Loop:
     def _next_due(self) -> float:
         return min((hook.when.next(self._count) for hook in self.hooks), default=float("inf"))
 
-
-    def _publish(self, step: int, values: Mapping[str, Value]) -> None:
-        for hook in self.hooks:
-            hook.receive(step, values)
-
     def _place(self, state: TrainState) -> TrainState:
         """A copy of the state, on the mesh: the step may write over it and the caller's stays whole."""
         if self._mesh is not None and self._mesh.size > 1:
             state = jax.device_put(state, NamedSharding(self._mesh, PartitionSpec()))
         return jax.tree.map(jnp.copy, state)
 
-    def _close(self) -> None:
-        with ExitStack() as stack:  # closes them all, in reverse, whatever one of them raises
-            for hook in self.hooks:
-                stack.callback(hook.close)
-            if self._batches is not None:
-                stack.callback(self._batches.close)
+    def _close(self, error: BaseException | None) -> None:
+        """Close the feed and all hooks. What fails is raised, or noted on the error that ended the run."""
+        failures: list[Exception] = []
+        for close in [*([self._batches.close] if self._batches else []), *(h.close for h in reversed(self.hooks))]:
+            try:
+                close()
+            except Exception as failure:  # noqa: BLE001 - the others must be closed too
+                failures.append(failure)
+        if error is None and failures:
+            raise failures[0]
+        for failure in failures:
+            assert error is not None
+            error.add_note(f"closing failed too: {failure!r}")

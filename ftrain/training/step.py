@@ -1,7 +1,7 @@
 """The training step: a pure function, and its compilation for a mesh as a second, separate one."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from ftrain.tree import Tree
 Batch = Any  # a pytree of arrays with a leading axis of examples, most often a dict
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+M = TypeVar("M")
 
 # (params, batch, rng) -> loss | (loss, metrics)
 # or, with a model state: (params, batch, rng, model_state) -> (loss, metrics, model_state)
@@ -67,13 +68,16 @@ def make_step(
             averages=_average(state, params, averages),
             model_state=model_state,
         )
-        shown = _shown_rate(opt_state, learning_rate, state.step)
-        return new_state, {**metrics, "loss": loss, "learning_rate": shown, "gradient_norm": norm}
+        rate = _shown_rate(opt_state, learning_rate, state.step)
+        own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
+        return new_state, {**own, **metrics, **own}  # ours come first, and a metric of the same name gives way
 
     return step
 
 
-def compile_step(step: Step, mesh: Mesh | None = None) -> Step:
+def compile_step(
+    step: Callable[[TrainState, Batch], tuple[TrainState, M]], mesh: Mesh | None = None
+) -> Callable[[TrainState, Batch], tuple[TrainState, M]]:
     """`step` compiled, its state updated in place: the state that goes in cannot be used again.
 
     On a mesh the state is replicated and the batch is split along its first axis.

@@ -1,0 +1,120 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import ROOT, environment, run, write_config
+
+import ftrain
+
+
+def test_help_and_version_do_not_import_jax():
+    code = (
+        "import sys\n"
+        "from ftrain.cli import main\n"
+        "sys.argv = ['ftrain', sys.argv[1]]\n"
+        "try:\n    main()\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "heavy = {'jax', 'numpy', 'optax', 'orbax', 'pydantic', 'rich', 'tensorboard'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    for option, expected in (("--help", "train"), ("--version", f"ftrain {ftrain.__version__}")):
+        done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
+
+
+def test_train_resume_eval_and_a_changed_config(tmp_path):
+    config, home = write_config(tmp_path, steps=60, every=20), tmp_path / "run"
+    done = run("train", config, f"run.directory={home}", "log.every_steps=20")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"regression:regression: 4 parameters, 64 examples, 60 steps of 8, 1 device(s); in {home}"
+    assert [line.split(":")[0] for line in lines[1:4]] == ["step 20", "step 40", "step 60"]
+    assert "eval/distance" in lines[3]
+    assert f"tensorboard --logdir {home}" in done.stdout
+    assert sorted(path.name.split(".")[0] for path in home.iterdir()) == ["checkpoints", "config", "events", "metrics"]
+
+    again = run("train", config, f"run.directory={home}", "log.every_steps=20")
+    assert again.returncode == 0
+    assert "all 60 steps were taken before" in again.stdout
+
+    evaluated = run("eval", home)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert evaluated.stdout.startswith("step 60: eval/distance ")
+    assert run("eval", home, "--step", "40").stdout.startswith("step 40: ")
+
+    changed = run("train", config, f"run.directory={home}", "log.every_steps=20", "steps=80")
+    assert changed.returncode == 2
+    assert "steps was 60, now 80" in changed.stderr
+    assert len(changed.stderr.splitlines()) == 2
+
+    longer = run("train", config, f"run.directory={home}", "log.every_steps=20", "steps=80", "--accept-changes")
+    assert longer.returncode == 0
+    assert "resumed at step 60" in longer.stdout
+    assert "done: 20 steps" in longer.stdout
+
+
+def test_check_says_what_a_config_would_do_and_writes_nothing(tmp_path):
+    done = run("check", write_config(tmp_path, steps=60, every=20), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for fact in ("4 in 2 leaves", "x float32[8, 3], y float32[8]", "7.5 epochs", "job.toml is good"):
+        assert fact in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
+
+
+def test_schema_is_json():
+    done = run("schema")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["title"] == "ftrain config"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "nowhere.toml"], "nowhere.toml: there is no such file"),
+        (["train", "job.toml", "data.batchsize=3"], "did you mean batch_size?"),
+        (["train", "job.toml", "run.directory=job.toml/run"], "job.toml/run cannot be written"),
+        (["train", "job.toml", "task=digit"], "did you mean digits?"),
+        (["check", "job.toml", "data.batch_size=65"], "larger than the data, which has 64 examples"),
+        (["eval", "nothing"], "nothing/config.toml: there is no such file"),
+        (["trian"], "No such command 'trian'"),
+        (["train"], "Missing argument 'CONFIG'"),
+        (["train", "job.toml", "--fast"], "No such option"),
+    ],
+)
+def test_a_users_mistake_is_two_lines_at_most_and_exit_code_two(tmp_path, arguments, expected):
+    write_config(tmp_path, steps=60, every=20)
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert done.stderr.startswith("ftrain: ")
+    assert len(done.stderr.splitlines()) <= 2
+    assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
+
+
+def test_a_damaged_config_in_the_run_directory_loses_nothing(tmp_path):
+    config, home = write_config(tmp_path, steps=20, every=10), tmp_path / "run"
+    assert run("train", config, f"run.directory={home}").returncode == 0
+    (home / "config.toml").write_text("task = = 1")
+    before = sorted(str(path) for path in home.rglob("*"))
+    done = run("train", config, f"run.directory={home}")
+    assert done.returncode == 2
+    assert "run/config.toml: is not valid TOML" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert sorted(str(path) for path in home.rglob("*")) == before
+
+
+def test_nan_is_told_in_a_line_and_exit_code_one(tmp_path):
+    config, home = write_config(tmp_path, steps=5000, every=10), tmp_path / "run"
+    done = run("train", config, f"run.directory={home}", "optimizer={name='gradient_descent', learning_rate=1e6}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("ftrain: loss is ")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_package_runs_as_a_module_and_as_a_command():
+    installed = Path(sys.executable).with_name("ftrain")
+    command = subprocess.run([installed, "--version"], capture_output=True, text=True, check=True, env=environment())
+    assert command.stdout == run("--version", cwd=ROOT).stdout

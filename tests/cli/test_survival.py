@@ -1,0 +1,98 @@
+"""Real processes, really killed: what a run leaves behind is enough to end where it would have ended."""
+
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+from command import run, start, write_config
+
+from ftrain.checkpoints import CheckpointManager
+from ftrain.config import build, load, plan
+from ftrain.summaries import read_metrics
+
+KILLS = 10
+
+
+def final_state(config, home, steps):
+    job = build(plan(load(config)), directory=home)
+    state = CheckpointManager(home / "checkpoints").restore(like=job.initial_state(), step=steps)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state.replace(rng=jax.random.key_data(state.rng)))]
+
+
+def wait_for_training(process) -> None:
+    for line in process.stdout:
+        if " parameters, " in line:  # said just before the first step
+            return
+    raise AssertionError(f"the run ended before it trained: {process.stderr.read()}")
+
+
+def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path):
+    steps, every = 6000, 150
+    config = write_config(tmp_path, steps=steps, every=every)
+    assert run("train", config, f"run.directory={tmp_path / 'whole'}").returncode == 0
+    killed, seed = tmp_path / "killed", random.Random(0)
+    kills, latest = 0, []
+    while kills < KILLS:
+        process = start("train", config, f"run.directory={killed}")
+        wait_for_training(process)
+        time.sleep(seed.uniform(0.0, 1.2))
+        process.kill()
+        process.communicate()
+        if process.returncode == 0:
+            break  # it was done before the kill
+        kills += 1
+        latest.append(CheckpointManager(killed / "checkpoints").latest() or 0)
+    assert kills == KILLS, f"done after {kills} kills at {latest}: give it more steps"
+    assert latest == sorted(latest)
+    assert latest[-1] > 0
+
+    last = run("train", config, f"run.directory={killed}")
+    assert last.returncode == 0, last.stderr
+    whole, resumed = final_state(config, tmp_path / "whole", steps), final_state(config, killed, steps)
+    for a, b in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    def losses(home):
+        return {line["step"]: line["loss"] for line in read_metrics(home / "metrics.jsonl") if "loss" in line}
+
+    assert losses(tmp_path / "whole") == losses(killed)
+
+
+def interrupt(tmp_path, number):
+    config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
+    process = start("train", config, f"run.directory={home}")
+    wait_for_training(process)
+    time.sleep(0.5)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert f"{signal.Signals(number).name}: saving and stopping" in err
+    assert "Traceback" not in err
+    step = CheckpointManager(home / "checkpoints").latest()
+    assert step
+    assert f"stopped at step {step} of 10000000 ({signal.Signals(number).name})" in out
+    assert "the same command goes on from there" in out
+
+
+def test_ctrl_c_saves_and_stops(tmp_path):
+    interrupt(tmp_path, signal.SIGINT)
+
+
+def test_sigterm_saves_and_stops(tmp_path):
+    interrupt(tmp_path, signal.SIGTERM)
+
+
+def test_a_second_signal_stops_at_once(tmp_path):
+    config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
+    process = start("train", config, f"run.directory={home}")
+    wait_for_training(process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGSTOP)  # both signals are waiting when it wakes, so none can come too late
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    assert "once more to stop at once" in err

@@ -1,0 +1,224 @@
+import tomllib
+from pathlib import Path
+
+import jax
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftrain.config import ConfigError, build, claim, load, plan
+
+CONFIG = """
+task = "regression:regression"
+steps = 20
+
+[data]
+batch_size = 8
+
+[optimizer]
+name = "momentum"
+momentum = 0.9
+learning_rate = { name = "cosine_decay", learning_rate = 0.1, decay_steps = 20 }
+"""
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def message_of(path, *overrides) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(plan(load(path, overrides)))
+    message = str(caught.value)
+    assert message.count("\n") <= 1
+    return message
+
+
+def test_a_plan_is_written_out_in_full(config):
+    resolved = plan(load(config, ["seed=3", "model.noise=0.5", "run.directory=/tmp/x"])).resolved()
+    assert resolved["seed"] == 3
+    assert resolved["model"] == {"examples": 64, "noise": 0.5}
+    assert resolved["optimizer"]["use_nesterov"] is False
+    assert resolved["optimizer"]["learning_rate"]["alpha"] == 0.0
+    assert resolved["checkpoint"] == {"every_secs": 600, "keep": 3}
+    assert resolved["run"]["directory"] == "/tmp/x"
+    again = config.with_name("again.toml")
+    again.write_text(tomli_w.dumps(resolved))
+    assert plan(load(again)).resolved() == resolved
+
+
+def test_a_run_lives_under_the_name_of_its_config_unless_it_says_where(config):
+    assert plan(load(config)).resolved()["run"]["directory"] == "runs/job"
+
+
+def test_choosing_one_way_of_timing_switches_the_other_off(config):
+    assert plan(load(config, ["checkpoint.every_steps=5"])).resolved()["checkpoint"] == {"every_steps": 5, "keep": 3}
+
+
+def test_a_job_is_built_with_what_the_config_says(config):
+    job = build(plan(load(config, ["checkpoint.keep=7", "step.clip_global_norm=0.5", "step.averages=0.9"])))
+    assert job.saver.manager.keep == 7
+    assert job.pipeline.batch_size == 8
+    assert job.initial_state().averages is not None
+    state, metrics = job.step(job.initial_state(), job.pipeline.batch(0))
+    assert float(metrics["learning_rate"]) == pytest.approx(0.1)
+    assert jax.tree.structure(state) == jax.tree.structure(job.abstract_state())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rate"),
+    [
+        (["optimizer.name=adam", "optimizer.momentum"], None),
+        (['optimizer={name="optax.adamw", learning_rate=0.25}'], 0.25),
+        (['optimizer={name="optax.adamw", learning_rate={name="optax.constant_schedule", value=0.5}}'], 0.5),
+        (['optimizer={name="ftrain.optimizers.adam:adam", learning_rate=0.125}'], 0.125),
+    ],
+)
+def test_components_are_named_by_their_function(config, overrides, rate):
+    if rate is None:
+        assert "is not an override" in message_of(config, *overrides)
+        return
+    job = build(plan(load(config, overrides)))
+    _, metrics = job.step(job.initial_state(), job.pipeline.batch(0))
+    assert float(metrics["learning_rate"]) == rate
+
+
+def test_averages_need_a_decay(config):
+    assert "evaluation.use_averages needs step.averages" in message_of(config, "evaluation.use_averages=true")
+
+
+BAD = [
+    (["data.batchsize=4"], "command line: data.batchsize: there is no such key; did you mean batch_size?"),
+    (["optimiser.name=adam"], "command line: optimiser: there is no such key; did you mean optimizer?"),
+    (["sed=1"], "command line: sed: there is no such key; did you mean seed?"),
+    (["optimizer.learning_rate.decay_step=3"], "optimizer.learning_rate.decay_step: there is no such key; did you"),
+    (["model.exmples=3"], "model.exmples: there is no such key; did you mean examples?"),
+    (["data.batch_size=lots"], "command line: data.batch_size: should be a valid integer, got 'lots'"),
+    (["data.batch_size=4.5"], "data.batch_size: should be a valid integer, got 4.5"),
+    (["data.shuffle=1"], "data.shuffle: should be a valid boolean, got 1"),
+    (["optimizer.learning_rate=fast"], "optimizer.learning_rate: should be a valid number, got 'fast'"),
+    (["optimizer.learning_rate=nan"], "optimizer.learning_rate: should be a finite number, got nan"),
+    (["optimizer.learning_rate=true"], "optimizer.learning_rate: should be a valid number, got True"),
+    (["steps=0"], "command line: steps: should be at least 1, got 0"),
+    (["seed=-1"], "command line: seed: should be at least 0, got -1"),
+    (["data.batch_size=0"], "command line: [data] batch_size must be >= 1, got 0"),
+    (["data.batch_size=65"], "[data] batch_size 65 is larger than the data, which has 64 examples"),
+    (["mesh.data=3"], "data.batch_size: batch_size 8 does not divide over the 3 devices of the mesh; use 6"),
+    (["mesh.data=99"], "[mesh] data must be -1 or between 1 and the 4 devices there are, got 99"),
+    (["optimizer.learning_rate=-1"], "command line: [optimizer] learning_rate must be >= 0, got -1"),
+    (["optimizer.momentum=-1.0"], "command line: [optimizer] momentum must be >= 0, got -1.0"),
+    (["optimizer.learning_rate.decay_steps=0"], "[optimizer.learning_rate] decay_steps must be > 0, got 0"),
+    (["checkpoint.keep=0"], "command line: [checkpoint] keep must be >= 1, got 0"),
+    (["checkpoint.every_steps=0"], "every() needs steps > 0, got 0"),
+    (["optimizer.name=adm"], "optimizer.name: there is no 'adm' in ftrain.optimizers; did you mean adam?"),
+    (["optimizer.name=from_rule"], "there is no 'from_rule' in ftrain.optimizers"),
+    (["optimizer.name=optax.adamx"], "'optax.adamx' is not there: optax has no function adamx"),
+    (["optimizer.name=nowhere.at_all:make"], "'nowhere.at_all:make' cannot be imported"),
+    (["optimizer.name=.relative"], "there is no '.relative'"),
+    (["optimizer.name=3"], "optimizer.name: is missing; name one of adam, gradient_descent, momentum"),
+    (["optimizer.learning_rate={rate=1}"], "optimizer.learning_rate.name: is missing; name one of cosine_decay"),
+    (["task=digit"], "task: there is no 'digit' in ftrain.tasks; did you mean digits?"),
+    (["task=regression:nothing"], "'regression:nothing' is not there: regression has no function nothing"),
+    (["task=regression:broken"], "task: regression:broken should return an ftrain.tasks.Task, got 'not a task'"),
+    (["data=3"], "command line: data: should be a table, [data], got 3"),
+    (["steps.more=3"], "steps.more: steps is the value 20, not a table with keys"),
+    (["nonsense"], "'nonsense' is not an override; write key=value"),
+    (["=3"], "'=3' is not an override"),
+    (["data..x=3"], "'data..x=3' is not an override"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), BAD, ids=lambda value: str(value)[:60])
+def test_a_mistake_is_one_line_that_names_it(config, overrides, expected):
+    assert expected in message_of(config, *overrides)
+
+
+def test_a_mistake_in_the_file_names_the_file(config):
+    config.write_text(CONFIG.replace("batch_size = 8", "batch_size = 'x'"))
+    assert message_of(config).startswith(f"{config}: data.batch_size: should be a valid integer")
+    config.write_text(CONFIG.replace("batch_size = 8", ""))
+    assert message_of(config) == f"{config}: data.batch_size: is missing, and it has no default"
+    config.write_text(CONFIG.replace("[optimizer]", "[optimizer"))
+    assert f"{config}: is not valid TOML" in message_of(config)
+    config.write_bytes(b"\xff\xfe")
+    assert f"{config}: is not UTF-8 text" in message_of(config)
+
+
+def test_a_missing_file_names_its_neighbours(config):
+    wrong = config.with_name("jib.toml")
+    assert message_of(wrong) == f"{wrong}: there is no such file; there are {config}"
+    assert "cannot be read: Is a directory" in message_of(config.parent)
+
+
+KEYS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
+    ["task", "steps", "seed", "data", "optimizer", "name", "learning_rate", "batch_size", "every_steps", "run"]
+)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS.filter(lambda value: value is not None),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def refusal(path, overrides=()) -> str | None:
+    """The words of the refusal, or None if the config is planned; anything else that is raised fails the test."""
+    try:
+        plan(load(path, overrides))
+    except ConfigError as error:
+        return str(error)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=5))
+def test_any_toml_is_planned_or_refused_in_words(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("fuzz") / "fuzz.toml"
+    path.write_text(tomli_w.dumps(tomllib.loads(CONFIG) | values), encoding="utf-8")
+    assert refusal(path) != ""
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_are_loaded_or_refused_in_words(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("fuzz") / "fuzz.toml"
+    path.write_bytes(content)
+    assert str(path) in (refusal(path) or str(path))
+
+
+@given(st.lists(st.text(max_size=20) | st.builds("{}={}".format, KEYS, st.text(max_size=12)), max_size=4))
+def test_any_override_is_planned_or_refused_in_words(tmp_path_factory, overrides):
+    path = tmp_path_factory.mktemp("fuzz") / "fuzz.toml"
+    path.write_text(CONFIG)
+    assert refusal(path, overrides) != ""
+
+
+def test_a_directory_belongs_to_its_first_config(tmp_path):
+    claim(tmp_path / "run", {"steps": 3, "data": {"batch_size": 4}})
+    claim(tmp_path / "run", {"steps": 3, "data": {"batch_size": 4}})
+    with pytest.raises(ConfigError) as caught:
+        claim(tmp_path / "run", {"steps": 3, "data": {"batch_size": 8}, "seed": 1})
+    assert "data.batch_size was 4, now 8; seed was not set, now 1" in str(caught.value)
+    assert "--accept-changes" in str(caught.value)
+
+
+def test_changes_that_are_accepted_keep_the_old_config(tmp_path):
+    claim(tmp_path, {"steps": 3})
+    claim(tmp_path, {"steps": 4}, accept_changes=True)
+    claim(tmp_path, {"steps": 5}, accept_changes=True)
+    found = {path.name: tomllib.loads(path.read_text())["steps"] for path in tmp_path.iterdir()}
+    assert found == {"config.toml": 5, "config.1.toml": 3, "config.2.toml": 4}
+
+
+def test_a_damaged_config_of_a_run_is_left_alone(tmp_path):
+    (tmp_path / "config.toml").write_text("steps = = 3")
+    with pytest.raises(ConfigError, match=r"config.toml: is not valid TOML.*\nnothing was changed; repair it"):
+        claim(tmp_path, {"steps": 3}, accept_changes=True)
+    assert (tmp_path / "config.toml").read_text() == "steps = = 3"
+
+
+def test_a_directory_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file/run cannot be written: Not a directory; choose another, run.dir"):
+        claim(tmp_path / "file" / "run", {"steps": 3})

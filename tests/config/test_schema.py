@@ -1,0 +1,46 @@
+import json
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from ftrain.config import json_schema
+
+CONFIGS = sorted(Path(__file__).parents[2].glob("configs/*.toml"))
+
+
+@pytest.fixture(scope="module")
+def validator():
+    schema = json.loads(json.dumps(json_schema()))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_shipped_config_is_valid(validator, path):
+    validator.validate(tomllib.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": "many"},
+        {"stepss": 3},
+        {"data": {"batch_size": "x"}},
+        {"data": {"batch_sizes": 3}},
+        {"optimizer": {"name": "momentum", "momentum": 0.9}},
+        {"optimizer": {"name": "nothing", "learning_rate": 0.1}},
+        {"optimizer": {"name": "adam", "learning_rate": {"name": "cosine_decay"}}},
+        {"task": "nothing"},
+    ],
+)
+def test_mistakes_are_found(validator, change):
+    config = tomllib.loads(CONFIGS[0].read_text())
+    assert not validator.is_valid(config | change)
+
+
+def test_names_of_other_packages_pass(validator):
+    config = tomllib.loads(CONFIGS[0].read_text())
+    validator.validate(config | {"optimizer": {"name": "optax.lion", "learning_rate": 0.1, "b1": 0.8}})
+    validator.validate(config | {"task": "mine.module:task", "model": {"anything": 3}})

@@ -1,0 +1,39 @@
+"""Four virtual devices, and a compilation cache of the tests' own."""
+
+import os
+import tempfile
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), f"ftrain-tests-{os.getuid()}"))
+
+import hypothesis
+import numpy as np
+import pytest
+from regression import make_arrays
+
+from ftrain.data import ArraySource, Pipeline
+
+hypothesis.settings.register_profile("tests", deadline=None)  # the first example pays for compilation
+hypothesis.settings.load_profile("tests")
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    """Batches of 8 from 64 examples of a linear problem."""
+    return Pipeline(ArraySource(make_arrays()), batch_size=8, seed=3)
+
+
+@pytest.fixture
+def no_thread_left():
+    """Fails a test that leaves a thread of ftrain's behind."""
+    import threading
+
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ftrain")]
+    assert not left
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

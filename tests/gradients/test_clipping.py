@@ -1,0 +1,40 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftrain.gradients import clip_by_global_norm, global_norm
+
+VALUES = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=6)
+
+
+@given(VALUES, st.floats(0.1, 100))
+def test_clipping_keeps_the_direction_and_bounds_the_length(values, limit):
+    tree = {"a": jnp.array(values, jnp.float32), "b": jnp.ones((2, 2))}
+    clipped, norm = clip_by_global_norm(tree, limit)
+    flat = np.concatenate([np.array(values, np.float64), np.ones(4)])
+    np.testing.assert_allclose(norm, np.linalg.norm(flat), rtol=1e-5)
+    scale = min(1.0, limit / np.linalg.norm(flat))
+    np.testing.assert_allclose(clipped["a"], flat[:-4] * scale, rtol=1e-4, atol=1e-6)
+    assert global_norm(clipped) <= limit * 1.0001 or scale == 1.0
+
+
+def test_zero_gradients_stay_zero():
+    clipped, norm = clip_by_global_norm({"a": jnp.zeros(3)}, 1.0)
+    assert norm == 0
+    assert (clipped["a"] == 0).all()
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_a_norm_that_is_not_finite_cannot_pass_unseen(bad):
+    clipped, _ = clip_by_global_norm({"a": jnp.array([1.0, bad]), "b": jnp.ones(2)}, 1.0)
+    assert jnp.isnan(clipped["a"]).all()
+    assert jnp.isnan(clipped["b"]).all()
+
+
+def test_dtypes_are_kept_and_a_known_norm_is_used():
+    clipped, norm = clip_by_global_norm({"a": jnp.ones(4, jnp.bfloat16)}, 1.0, use_norm=jnp.float32(2.0))
+    assert clipped["a"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(clipped["a"].astype(jnp.float32), 0.5 * np.ones(4))
+    assert norm == 2.0

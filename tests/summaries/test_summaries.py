@@ -1,0 +1,63 @@
+import json
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ftrain.summaries import MetricsFile, SummaryWriter, read_events, read_metrics
+
+
+def accumulate(directory) -> EventAccumulator:
+    accumulator = EventAccumulator(str(directory))
+    accumulator.Reload()
+    return accumulator
+
+
+def test_tensorboard_reads_scalars_and_texts(tmp_path):
+    writer = SummaryWriter(tmp_path)
+    for step in (10, 20):
+        writer.write(step, {"loss": 1 / step, "sample": f"text {step}"})
+    writer.close()
+    accumulator = accumulate(tmp_path)
+    assert [(e.step, pytest.approx(e.value)) for e in accumulator.Scalars("loss")] == [(10, 0.1), (20, 0.05)]
+    texts = accumulator.Tensors("sample")
+    assert [(e.step, e.tensor_proto.string_val[0]) for e in texts] == [(10, b"text 10"), (20, b"text 20")]
+    assert accumulator.SummaryMetadata("sample").plugin_data.plugin_name == "text"
+
+
+def test_what_is_written_can_be_read_at_once(tmp_path):
+    writer = SummaryWriter(tmp_path)
+    writer.write(1, {"loss": 2.0})
+    assert [event.step for event in read_events(writer.path) if event.HasField("summary")] == [1]
+    writer.close()
+
+
+def test_a_resumed_run_replaces_the_steps_it_takes_again(tmp_path):
+    first = SummaryWriter(tmp_path)
+    for step in (100, 200, 300):
+        first.write(step, {"loss": float(step)})
+    first.close()
+    second = SummaryWriter(tmp_path, start_step=200)
+    second.write(300, {"loss": -300.0})
+    second.close()
+    assert [(e.step, e.value) for e in accumulate(tmp_path).Scalars("loss")] == [(100, 100), (200, 200), (300, -300)]
+
+
+def test_metrics_are_lines_of_strict_json(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    file.write(1, {"loss": 0.5, "bad": math.nan, "worse": -math.inf, "sample": "a\nb"})
+    file.close()
+    line = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert line | {"time": 0} == {"step": 1, "time": 0, "loss": 0.5, "bad": "nan", "worse": "-inf", "sample": "a\nb"}
+
+
+def test_a_resumed_run_drops_later_lines_and_a_torn_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
+    file = MetricsFile(path, start_step=2)
+    file.write(3, {"again": 1.0})
+    file.close()
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
+    assert read_metrics(path)[-1]["again"] == 1.0

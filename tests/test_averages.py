@@ -1,0 +1,19 @@
+import jax.numpy as jnp
+import numpy as np
+
+from ftrain.averages import update_averages
+
+
+def test_averages_follow_the_formula_with_a_smaller_decay_at_first():
+    mean, ours = np.array([0.0, 1.0]), {"w": jnp.array([0.0, 1.0])}
+    for n in range(30):
+        new = np.array([n, -n], np.float64)
+        decay = min(0.8, (1 + n) / (10 + n))
+        mean = decay * mean + (1 - decay) * new
+        ours = update_averages(ours, {"w": jnp.array(new, jnp.float32)}, 0.8, jnp.int32(n))
+    np.testing.assert_allclose(ours["w"], mean, rtol=1e-5)
+
+
+def test_averages_keep_their_dtype():
+    averages = update_averages({"w": jnp.zeros(2, jnp.bfloat16)}, {"w": jnp.ones(2, jnp.bfloat16)}, 0.9, jnp.int32(0))
+    assert averages["w"].dtype == jnp.bfloat16

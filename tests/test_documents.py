@@ -1,0 +1,65 @@
+"""What is shipped beside the package runs: the README's code, every example and every config."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import environment, run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if not path.with_suffix(".toml").exists()]
+CONFIGS = sorted([*ROOT.glob("configs/*.toml"), *ROOT.glob("examples/*.toml")])
+SHRUNK = {
+    "digits.toml": ["steps=40", "model.channels=4"],
+    "source_lm.toml": ["steps=4", "model.width=32", "model.layers=1", "model.evaluation_windows=8"],
+    "own_task.toml": ["steps=40"],
+}
+
+
+def test_the_quickstart_of_the_readme_is_the_example():
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    example = (ROOT / "examples" / "quickstart.py").read_text()
+    assert blocks[0] == example.split('"""', 2)[2].lstrip()
+    assert blocks[0].count("\n") <= 26
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_every_example_runs(path, tmp_path):
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    results = {"quickstart.py": r"Array\(3\.0", "own_loop.py": "the loss is below 0.001"}
+    assert re.search(results[path.name], done.stdout)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_config_trains_and_is_evaluated(path, tmp_path):
+    done = run("train", path, f"run.directory={tmp_path}", *SHRUNK[path.name], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    evaluated = run("eval", tmp_path, cwd=ROOT)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert "eval/" in evaluated.stdout
+
+
+@pytest.mark.parametrize("path", [*SCRIPTS, *CONFIGS], ids=lambda path: path.name)
+def test_it_opens_with_its_command_time_and_result(path):
+    opening = path.read_text()[:500]
+    for word in ("Command: ", "Time: ", "Result: "):
+        assert word in opening
+
+
+def test_no_address_of_a_registry_is_pinned():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[A-Za-z0-9_.\-]+==[0-9][\w.+]*", line) for line in lines)
+
+
+def test_the_readme_names_every_table_and_command():
+    from ftrain.config.plan import NAMED, SECTIONS
+
+    for table in [*SECTIONS, *NAMED]:
+        assert f"`[{table}]`" in README
+    for command in ("train", "eval", "check", "schema"):
+        assert f"ftrain {command}" in README

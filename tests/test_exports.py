@@ -1,0 +1,87 @@
+"""The public names, guarded: a change here is a change for users."""
+
+import importlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+import ftrain
+
+ROOMS = {
+    "averages": {"update_averages"},
+    "checkpoints": {"CheckpointError", "CheckpointManager"},
+    "cluster": {"make_mesh", "split_batch"},
+    "data": {"ArraySource", "Pipeline", "Prefetcher", "Source", "WindowSource", "feed"},
+    "formats": {"DamagedRecordError", "frame_record", "read_records"},
+    "gradients": {"clip_by_global_norm", "global_norm"},
+    "hooks": {
+        "CheckpointSaver",
+        "Evaluator",
+        "Logging",
+        "NotFiniteError",
+        "ProgressBar",
+        "StepCounter",
+        "StopAtStep",
+        "StopOnNaN",
+        "SummarySaver",
+    },
+    "optimizers": {
+        "LearningRate",
+        "OptimizerState",
+        "adam",
+        "apply_updates",
+        "current_learning_rate",
+        "from_rule",
+        "gradient_descent",
+        "momentum",
+    },
+    "schedules": {"Schedule", "cosine_decay", "exponential_decay", "warmup"},
+    "summaries": {"MetricsFile", "SummaryWriter", "read_events", "read_metrics"},
+    "tasks": {"Task", "digits", "source_lm"},
+    "training": {
+        "Hook",
+        "Loop",
+        "Report",
+        "TrainState",
+        "Trigger",
+        "at",
+        "compile_step",
+        "every",
+        "first",
+        "make_step",
+        "never",
+        "stop_on_signals",
+        "use_compilation_cache",
+    },
+    "tree": {"Tree", "count_bytes", "count_elements", "named_leaves"},
+}
+NAMES = {"Hook", "Run", "TrainState", "apply_updates", "compile_step", "every", "make_step", "train"}
+
+
+def test_the_package_exports_its_rooms_and_the_names_of_the_readme():
+    assert set(ftrain.__all__) == {"__version__", *ROOMS, *NAMES}
+    for name in ftrain.__all__:
+        assert getattr(ftrain, name) is not None
+    assert set(dir(ftrain)) == set(ftrain.__all__)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_exports_its_public_names(room):
+    module = importlib.import_module(f"ftrain.{room}")
+    for name in ROOMS[room]:
+        assert hasattr(module, name)
+    if hasattr(module, "__path__"):  # a folder re-exports exactly these; a file also imports what it needs
+        shown = {name for name, value in vars(module).items() if not isinstance(value, types.ModuleType)}
+        assert {name for name in shown if not name.startswith("_")} == ROOMS[room]
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'optimisers'"):
+        ftrain.optimisers  # noqa: B018
+
+
+def test_importing_ftrain_does_not_import_jax():
+    code = "import sys, ftrain; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,68 @@
+import jax
+import numpy as np
+import pytest
+from regression import WEIGHTS, init_params, loss_fn
+
+import ftrain
+from ftrain.hooks import CheckpointSaver, Logging, StepCounter, StopOnNaN, SummarySaver
+from ftrain.summaries import read_metrics
+
+pytestmark = pytest.mark.usefixtures("no_thread_left")
+MOMENTUM = ftrain.optimizers.momentum(0.05, 0.9)
+QUIET = Logging(write=lambda line: None)
+
+
+def test_train_learns_and_returns_the_final_state(pipeline, capsys):
+    state = ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=300)
+    np.testing.assert_allclose(state.params["w"], WEIGHTS, atol=1e-3)
+    assert int(state.step) == 300
+    assert "step 300: loss" in capsys.readouterr().out
+
+
+def test_a_directory_holds_checkpoints_summaries_and_metrics(pipeline, tmp_path):
+    ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=120, directory=tmp_path, hooks=[QUIET])
+    assert sorted(path.name.split(".")[0] for path in tmp_path.iterdir()) == ["checkpoints", "events", "metrics"]
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [100, 120]
+
+
+def test_the_same_call_goes_on_where_it_stopped(pipeline, tmp_path):
+    def run(steps, directory):
+        return ftrain.train(
+            loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=steps, directory=directory, hooks=[QUIET]
+        )
+
+    whole = run(90, tmp_path / "whole")
+    run(40, tmp_path / "parts")
+    resumed = run(90, tmp_path / "parts")
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(resumed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_control_may_stay_in_the_users_hands(pipeline):
+    step = ftrain.make_step(loss_fn, MOMENTUM)
+    state = ftrain.TrainState.create(init_params(), MOMENTUM)
+    losses = []
+    with ftrain.Run(step, state, pipeline, steps=50, hooks=[QUIET]) as run:
+        while not run.should_stop():
+            run.step()
+            losses.append(run.report().read("loss"))
+    assert len(losses) == 50
+    assert losses[-1] < losses[0] / 10
+
+
+def test_a_hook_takes_the_place_of_the_default_of_its_class(pipeline, tmp_path):
+    saver = CheckpointSaver(tmp_path / "elsewhere", when=ftrain.every(steps=10))
+    step = ftrain.make_step(loss_fn, MOMENTUM)
+    state = ftrain.TrainState.create(init_params(), MOMENTUM)
+    run = ftrain.Run(step, state, pipeline, directory=tmp_path, hooks=[saver, QUIET])
+    kinds = [type(hook) for hook in run.hooks]
+    assert kinds == [StopOnNaN, StepCounter, CheckpointSaver, Logging, SummarySaver]
+    assert run.hooks[2] is saver
+
+
+def test_plain_iterables_and_stock_optax_work(pipeline):
+    import optax
+
+    batches = (pipeline.batch(step) for step in range(25))
+    state = ftrain.train(loss_fn, init_params(), batches, optimizer=optax.adamw(0.01), hooks=[QUIET])
+    assert int(state.step) == 25

@@ -1,0 +1,132 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from regression import init_params, loss_fn, make_arrays
+
+from ftrain import TrainState, compile_step, make_step, optimizers
+from ftrain.cluster import make_mesh
+
+BATCH = make_arrays(16)
+SGD = optimizers.gradient_descent(0.1)
+
+
+def assert_close(left, right):
+    chex.assert_trees_all_close(left, right, rtol=1e-6)
+
+
+def test_a_step_is_one_step_of_the_optimizer():
+    state = TrainState.create(init_params(), SGD)
+    after, metrics = make_step(loss_fn, SGD)(state, BATCH)
+    gradients = jax.grad(lambda params: loss_fn(params, BATCH, None)[0])(state.params)
+    assert_close(after.params, jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradients))
+    assert int(after.step) == 1
+    assert float(metrics["learning_rate"]) == pytest.approx(0.1)
+    assert float(metrics["gradient_norm"]) == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-6)
+    assert set(metrics) == {"loss", "learning_rate", "gradient_norm", "largest_error"}
+
+
+def test_a_loss_may_come_without_metrics():
+    state = TrainState.create(init_params(), SGD)
+    step = make_step(lambda params, batch, rng: loss_fn(params, batch, rng)[0], SGD)
+    assert set(step(state, BATCH)[1]) == {"loss", "learning_rate", "gradient_norm"}
+
+
+def test_clipping_bounds_the_step_and_the_norm_shown_is_the_one_before():
+    state = TrainState.create(init_params(), SGD)
+    after, metrics = make_step(loss_fn, SGD, clip_global_norm=0.01)(state, BATCH)
+    moved = optax.tree.norm(jax.tree.map(jnp.subtract, after.params, state.params))
+    assert float(moved) == pytest.approx(0.1 * 0.01, rel=1e-5)
+    assert metrics["gradient_norm"] > 0.01
+
+
+def test_randomness_is_a_function_of_seed_and_step():
+    def noise(params, batch, rng):
+        return jnp.sum(params["w"]) * 0.0 + jax.random.normal(rng)
+
+    step = make_step(noise, SGD)
+    state = TrainState.create(init_params(), SGD, seed=4)
+    first, second = step(state, BATCH), step(state, BATCH)
+    assert first[1]["loss"] == second[1]["loss"]
+    third = step(first[0], BATCH)
+    assert third[1]["loss"] != first[1]["loss"]
+    expected = jax.random.normal(jax.random.fold_in(jax.random.key(4), 1))
+    assert third[1]["loss"] == expected
+
+
+def test_a_model_state_is_carried():
+    def counting(params, batch, rng, model_state):
+        loss, metrics = loss_fn(params, batch, rng)
+        return loss, metrics, {"batches": model_state["batches"] + 1}
+
+    state = TrainState.create(init_params(), SGD, model_state={"batches": 0})
+    step = make_step(counting, SGD, with_model_state=True)
+    state, _ = step(state, BATCH)
+    state, _ = step(state, BATCH)
+    assert int(state.model_state["batches"]) == 2
+
+
+def test_averages_are_kept_if_asked_for():
+    state = TrainState.create(init_params(), SGD, averages=True)
+    after, _ = make_step(loss_fn, SGD, averages=0.9)(state, BATCH)
+    assert_close(after.averages, jax.tree.map(lambda new: 0.9 * new, after.params))  # d = min(0.9, 1/10), from zero
+    with pytest.raises(ValueError, match="averages=True"):
+        make_step(loss_fn, SGD, averages=0.9)(TrainState.create(init_params(), SGD), BATCH)
+
+
+def test_plain_optax_shows_the_rate_it_is_told():
+    optimizer = optax.adamw(0.5)
+    state = TrainState.create(init_params(), optimizer)
+    assert jnp.isnan(make_step(loss_fn, optimizer)(state, BATCH)[1]["learning_rate"])
+    told = make_step(loss_fn, optimizer, learning_rate=lambda step: 0.5)
+    assert float(told(state, BATCH)[1]["learning_rate"]) == 0.5
+
+
+def test_it_compiles_once_even_for_python_scalars():
+    def loss(params, batch, rng):
+        return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+
+    step = compile_step(make_step(loss, SGD))
+    state = TrainState.create({"w": np.zeros(3, np.float32), "b": 0.0}, SGD)
+    for _ in range(3):
+        state, _ = step(state, BATCH)
+    assert step._cache_size() == 1
+
+
+def test_a_mesh_gives_the_same_numbers():
+    step = make_step(loss_fn, optimizers.momentum(0.1, 0.9))
+
+    def after(compiled):
+        state = TrainState.create(init_params(), optimizers.momentum(0.1, 0.9))
+        for _ in range(4):
+            state, metrics = compiled(state, BATCH)
+        return jax.device_get((state.params, metrics))
+
+    chex.assert_trees_all_close(after(compile_step(step)), after(compile_step(step, make_mesh(4))), rtol=1e-5)
+
+
+def test_the_state_is_frozen():
+    state = TrainState.create(init_params(), SGD)
+    with pytest.raises(AttributeError):
+        state.step = 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        (lambda p, b, r: b["x"] @ p["w"], ValueError, r"scalar loss, got shape \(16,\)"),
+        (lambda p, b, r: (p["b"], {"all": b["x"]}), ValueError, r"metric all must be a scalar, got shape \(16, 3\)"),
+        (lambda p, b, r: (p["b"], [1.0]), TypeError, "metrics as a dict, got list"),
+    ],
+)
+def test_a_loss_function_that_returns_the_wrong_thing_is_told_so(loss, error, message):
+    with pytest.raises(error, match=message):
+        make_step(loss, SGD)(TrainState.create(init_params(), SGD), BATCH)
+
+
+@pytest.mark.parametrize("options", [{"clip_global_norm": 0.0}, {"averages": 1.0}, {"averages": -0.1}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        make_step(loss_fn, SGD, **options)
