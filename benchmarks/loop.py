@@ -2,9 +2,9 @@
 
     python benchmarks/loop.py
 
-The job: an MLP 64-128-10, batch 128, momentum. All loops run in one process and take turns, because the machine's
-speed drifts; the ratios are what counts. Bare (ready) cycles through batches made beforehand, which no real run can;
-bare (indexed) makes each batch from a permutation as it goes, as a hand-written script would.
+The job: an MLP 64-128-10, batch 128, momentum. All loops run in one process and take turns in short rounds, because the
+machine's speed drifts; the ratios are what counts. Bare (ready) cycles through batches made beforehand, which no real
+run can; bare (indexed) makes each batch from a permutation as it goes, as a hand-written script would.
 """
 
 import argparse
@@ -97,8 +97,8 @@ def ftrain_loop(arrays: dict[str, np.ndarray]) -> Callable[[int], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2_000)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
 
     arrays = make_arrays()
@@ -112,12 +112,11 @@ def main() -> None:
     for run in loops.values():
         run(100)
     rounds = [{name: run(arguments.steps) for name, run in loops.items()} for _ in range(arguments.rounds)]
+    bare = ("bare (ready)", "bare (indexed)")
     print(f"{'loop':<16}{'steps/s':>10}{'of ready':>10}{'of indexed':>12}")
     for name in loops:
         speed = statistics.median(each[name] for each in rounds)
-        ratios = [
-            statistics.median(each[name] / each[bare] for each in rounds) for bare in ("bare (ready)", "bare (indexed)")
-        ]
+        ratios = [statistics.median(each[name] / each[other] for each in rounds) for other in bare]
         print(f"{name:<16}{speed:>10,.0f}{ratios[0]:>10.2f}{ratios[1]:>12.2f}")
 
 

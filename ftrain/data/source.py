@@ -34,7 +34,7 @@ class ArraySource:
         return len(next(iter(self.arrays.values())))
 
     def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array[indices] for name, array in self.arrays.items()}
+        return {name: _rows(array, indices) for name, array in self.arrays.items()}
 
 
 class WindowSource:
@@ -53,3 +53,8 @@ class WindowSource:
 
     def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {self.name: self.windows[indices]}
+
+
+def _rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    # Twice as fast as array[indices], but it would copy the whole of an array that is not contiguous.
+    return array.take(indices, axis=0) if array.flags.c_contiguous else array[indices]

@@ -17,6 +17,8 @@ def _print(line: str) -> None:
 class Logging(Hook):
     """Write a line with every metric when it is time and at the end, and one for what other hooks publish."""
 
+    needs_state = False
+
     def __init__(self, *, when: Trigger = every(steps=100), write: Callable[[str], None] = _print):
         self.when, self.write = when, write
         self._logged = 0  # the step of the newest line
@@ -41,6 +43,8 @@ class Logging(Hook):
 
 class ProgressBar(Hook):
     """A bar with step, loss, learning rate, speed and time left, and a line above it for what other hooks publish."""
+
+    needs_state = False
 
     def __init__(self, steps: int | None, console: Console, *, when: Trigger = every(secs=0.2)):
         self.when = when

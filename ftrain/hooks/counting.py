@@ -8,6 +8,8 @@ from ftrain.training import Hook, Report, Trigger, every
 class StepCounter(Hook):
     """Publish `steps_per_second`, measured since the last time; the first measurement leaves out compilation."""
 
+    needs_state = False
+
     def __init__(self, *, when: Trigger = every(steps=100)):
         self.when = when
         self._last: tuple[int, float] | None = None

@@ -11,6 +11,8 @@ from ftrain.training.hook import Value
 class SummarySaver(Hook):
     """Write metrics, and all that other hooks publish, to an event file for TensorBoard and to `metrics.jsonl`."""
 
+    needs_state = False
+
     def __init__(self, directory: str | Path, *, when: Trigger = every(steps=100)):
         self.directory, self.when = Path(directory), when
         self._writers: list[SummaryWriter | MetricsFile] = []

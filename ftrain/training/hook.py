@@ -16,7 +16,7 @@ class Report:
     def __init__(
         self,
         step: int,
-        state: TrainState,
+        state: TrainState | None,
         metrics: StepMetrics,
         *,
         publish: Callable[[Mapping[str, Value]], None],
@@ -24,11 +24,18 @@ class Report:
         interrupted: bool = False,
     ):
         self.step = step  # steps taken, this one included
-        self.state = state  # valid during the call only: the next step writes over it
         self.time = time.monotonic()
         self.interrupted = interrupted  # whether the run is asked to end soon: save, and leave out what takes long
-        self._metrics, self._publish, self._request_stop = metrics, publish, request_stop
+        self._state, self._metrics = state, metrics
+        self._publish, self._request_stop = publish, request_stop
         self.published: dict[str, Value] = {}  # what hooks have published at this step so far
+
+    @property
+    def state(self) -> TrainState:
+        """The state after the step. Valid during the call only: the next step writes over it."""
+        if self._state is None:
+            raise RuntimeError(f"the state of step {self.step} is gone: a hook that reads it needs needs_state = True")
+        return self._state
 
     def values(self) -> dict[str, Value]:
         """Every metric of the step, and what hooks published with it so far; waits for the device.
@@ -52,9 +59,14 @@ class Report:
 
 
 class Hook:
-    """Override what you need; `when` chooses the steps that `after_step` is called for."""
+    """Override what you need; `when` chooses the steps that `after_step` is called for.
+
+    `needs_state` says whether `after_step` reads the state or must stop the run at its very step. The loop then waits
+    for the device before it goes on; without, it tells the hook a few steps later, and no time is lost.
+    """
 
     when: Trigger = never()
+    needs_state: bool = True
 
     def start(self, state: TrainState) -> TrainState:
         """Before anything else: the state to start from. A saver answers with the newest checkpoint."""

@@ -1,10 +1,11 @@
 """The loop: a pure step, driven over batches, with hooks around it, and never waiting for the host."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,14 @@ from ftrain.training.state import TrainState
 from ftrain.training.step import Step
 
 IN_FLIGHT = 8  # steps dispatched but not finished; without a bound, virtual devices deadlock and memory grows
+
+
+class _Dispatched(NamedTuple):
+    """A step that the device is at work on, or about to be."""
+
+    step: int
+    metrics: StepMetrics
+    due: list[Hook]
 
 
 class Loop:
@@ -51,11 +60,10 @@ class Loop:
         self.start_step = 0  # the step that this loop went on from
         self._count = 0
         self._batches: Prefetcher | None = None
-        self._in_flight: deque[tuple[int, StepMetrics]] = deque()
+        self._in_flight: deque[_Dispatched] = deque()
         self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
         self._fired = [0.0] * len(self.hooks)  # when each hook was due last
-        self._next_count = 0.0  # the next step at which some hook is due by count
-        self._timed = any(hook.when.timed for hook in self.hooks)
+        self._next_count = self._next_time = 0.0  # the step and the moment at which some hook is due next
 
     @property
     def state(self) -> TrainState:
@@ -67,22 +75,9 @@ class Loop:
         """The number of the newest step, those before a restart included."""
         return self._count
 
-    def report(self, due: Sequence[Hook] = ()) -> Report:
+    def report(self) -> Report:
         """What hooks are told after the newest step; reading its metrics waits for the device."""
-
-        def publish(values: Mapping[str, Value]) -> None:
-            for hook in self.hooks:
-                if hook not in due:
-                    hook.receive(self._count, values)
-
-        return Report(
-            self._count,
-            self._state,
-            self._metrics,
-            publish=publish,
-            request_stop=self.request_stop,
-            interrupted=self.interrupted,
-        )
+        return self._report(self._count, self._metrics, due=[])
 
     def should_stop(self) -> bool:
         return self.stop_reason is not None
@@ -114,10 +109,9 @@ class Loop:
             return
         self._state, self._metrics = self._step(self._state, batch)
         self._count += 1
-        self._in_flight.append((self._count, self._metrics))
-        if self._timed or self._count >= self._next_count:
-            self._fire()
-        self._settle(IN_FLIGHT)
+        due = self._due() if self._count >= self._next_count or time.monotonic() >= self._next_time else []
+        self._in_flight.append(_Dispatched(self._count, self._metrics, due))
+        self._settle(0 if any(hook.needs_state for hook in due) else IN_FLIGHT)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -138,40 +132,59 @@ class Loop:
         self._count = self.start_step = int(state.step)
         self._batches = feed(self._data, self._count)
         self._fired = [time.monotonic()] * len(self.hooks)
-        self._next_count = self._next_due()
+        self._look_ahead()
         report = self.report()
         for hook in self.hooks:
             hook.begin(report)
 
     def _end(self) -> None:
         self._settle(0)
-        report = self.report(due=self.hooks)
+        report = self._report(self._count, self._metrics, due=self.hooks)
         for hook in self.hooks:
             hook.end(report)
 
-    def _fire(self) -> None:
-        """Call the hooks that are due after the newest step."""
+    def _due(self) -> list[Hook]:
+        """The hooks that are due after the newest step."""
         now = time.monotonic()
         due = [i for i, hook in enumerate(self.hooks) if hook.when.due(self._count, now - self._fired[i])]
-        self._next_count = self._next_due()
-        if not due:
-            return
-        self._settle(0)
-        report = self.report(due=[self.hooks[i] for i in due])
         for i in due:
             self._fired[i] = now
-            self.hooks[i].after_step(report)
+        self._look_ahead()
+        return [self.hooks[i] for i in due]
 
     def _settle(self, in_flight: int) -> None:
-        """Wait until at most `in_flight` steps are unfinished, and show the finished ones to the watchers."""
+        """Wait until at most `in_flight` steps are unfinished, and tell the hooks of the finished ones, in order."""
         while len(self._in_flight) > in_flight:
-            step, metrics = self._in_flight.popleft()
+            step, metrics, due = self._in_flight.popleft()
+            metrics.wait()
             for hook in self._watchers:
                 hook.watch(step, metrics)
-            metrics.wait()
+            if due:
+                report = self._report(step, metrics, due)
+                for hook in due:
+                    hook.after_step(report)
 
-    def _next_due(self) -> float:
-        return min((hook.when.next(self._count) for hook in self.hooks), default=float("inf"))
+    def _look_ahead(self) -> None:
+        """Find out when a hook is due next, so that no step before has to ask."""
+        whens = [hook.when for hook in self.hooks]
+        self._next_count = min((when.next(self._count) for when in whens), default=math.inf)
+        moments = [fired + when.patience for fired, when in zip(self._fired, whens, strict=True)]
+        self._next_time = min(moments, default=math.inf)
+
+    def _report(self, step: int, metrics: StepMetrics, due: Sequence[Hook]) -> Report:
+        def publish(values: Mapping[str, Value]) -> None:
+            for hook in self.hooks:
+                if hook not in due:
+                    hook.receive(step, values)
+
+        return Report(
+            step,
+            self._state if step == self._count else None,
+            metrics,
+            publish=publish,
+            request_stop=self.request_stop,
+            interrupted=self.interrupted,
+        )
 
     def _place(self, state: TrainState) -> TrainState:
         """A copy of the state, on the mesh: the step may write over it and the caller's stays whole."""

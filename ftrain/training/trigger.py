@@ -9,9 +9,9 @@ class Trigger:
     """Says of each step whether a hook is due after it. Immutable: one trigger may serve many hooks."""
 
     @property
-    def timed(self) -> bool:
-        """Whether this can be due at a step that `next` does not tell, because time has passed."""
-        return False
+    def patience(self) -> float:
+        """The seconds after which this is due at a step that `next` does not tell."""
+        return math.inf
 
     def next(self, step: int) -> float:
         """The first step after `step` at which this is due by count, or infinity."""
@@ -20,8 +20,7 @@ class Trigger:
 
     def due(self, step: int, waited: float) -> bool:
         """Whether this is due after `step`, `waited` seconds after it was due last."""
-        del waited
-        return self.next(step - 1) == step
+        return self.next(step - 1) == step or waited >= self.patience
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,11 @@ class _Every(Trigger):
     secs: float | None
 
     @property
-    def timed(self) -> bool:
-        return self.secs is not None
+    def patience(self) -> float:
+        return math.inf if self.secs is None else self.secs
 
     def next(self, step: int) -> float:
         return math.inf if self.steps is None else (step // self.steps + 1) * self.steps
-
-    def due(self, step: int, waited: float) -> bool:
-        return super().due(step, waited) or (self.secs is not None and waited >= self.secs)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,11 @@ def test_arrays_are_read_by_whole_batches_of_indices():
     np.testing.assert_array_equal(batch["y"], [4, 0, 4])
 
 
+def test_arrays_that_are_views_are_read_alike():
+    array = np.arange(24).reshape(6, 4)[:, ::2]
+    np.testing.assert_array_equal(ArraySource({"x": array}).read(np.array([5, 1]))["x"], array[[5, 1]])
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

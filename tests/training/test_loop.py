@@ -95,6 +95,38 @@ def test_a_report_tells_the_metrics_of_its_own_step(pipeline):
     assert [values["state"] for values in seen.values()] == [3, 6, 9]
 
 
+def test_a_hook_that_needs_no_state_is_told_the_same_without_a_wait(pipeline):
+    class Reader(Hook):
+        when = every(steps=3)
+
+        def __init__(self, needs_state):
+            self.needs_state = needs_state
+            self.seen = []
+
+        def after_step(self, report):
+            self.seen.append((report.step, report.values()))
+
+    waiting, later = Reader(True), Reader(False)
+    drive([waiting, StopAtStep(25)], pipeline)
+    drive([later, StopAtStep(25)], pipeline)
+    assert [step for step, _ in later.seen] == list(range(3, 25, 3))
+    assert later.seen == waiting.seen
+
+
+def test_a_state_that_is_gone_says_what_to_do(pipeline):
+    class Careless(Hook):
+        when = at(3)
+        needs_state = False
+
+        def after_step(self, report):
+            assert report.state
+
+    with pytest.raises(
+        RuntimeError, match="the state of step 3 is gone: a hook that reads it needs needs_state = True"
+    ):
+        drive([Careless(), StopAtStep(20)], pipeline)
+
+
 def test_watchers_see_every_step_in_order_and_before_any_hook_fires(pipeline):
     events = []
 

@@ -36,8 +36,8 @@ def test_time_makes_due_what_steps_do_not():
     assert every(secs=5).due(3, waited=5.0)
     assert not every(secs=5).due(3, waited=4.9)
     assert every(steps=10, secs=5).due(10, waited=0.0)
-    assert every(secs=5).timed
-    assert not every(steps=5).timed
+    assert every(secs=5).patience == 5
+    assert every(steps=5).patience == math.inf
 
 
 @pytest.mark.parametrize(
