@@ -1,6 +1,10 @@
 """ftrain train CONFIG [key=value ...]"""
 
+import os
+import shutil
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,5 +75,11 @@ def _conclude(job: "Job", run: "Run", seconds: float) -> None:
         return
     taken = run.steps_taken - run.start_step
     print(f"done: {taken:,} steps in {seconds:.1f} s" if taken else f"all {job.steps:,} steps were taken before")
-    print(f"look at it:    tensorboard --logdir {job.directory}")
-    print(f"evaluate it:   ftrain eval {job.directory}")
+    print(f"look at it:    {_command('tensorboard')} --logdir {job.directory}")
+    print(f"evaluate it:   {_command('ftrain')} eval {job.directory}")
+
+
+def _command(name: str) -> str:
+    """What to type for a program of this environment, which may not be activated."""
+    beside = Path(sys.executable).with_name(name)
+    return name if shutil.which(name) or not beside.exists() else os.path.relpath(beside)

@@ -50,8 +50,9 @@ class Report:
 
     def publish(self, values: Mapping[str, Value]) -> None:
         """Hand values of your own to all hooks: to those due at this step in `values`, to the others by `receive`."""
-        self.published.update(values)
-        self._publish(values)
+        plain = {name: value if isinstance(value, str) else float(value) for name, value in values.items()}
+        self.published.update(plain)
+        self._publish(plain)
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after this step."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_SHOW_CURSOR = b"\n\x1b[?25h"  # a progress bar hides it
+
 
 @contextmanager
 def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
@@ -17,6 +19,8 @@ def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
         name = signal.Signals(number).name
         if seen:
             # Checkpoints are atomic, so nothing that was saved can be hurt; waiting for threads could take long.
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), _SHOW_CURSOR)
             os._exit(128 + number)
         seen.append(number)
         print(f"{name}: saving and stopping; once more to stop at once", file=sys.stderr, flush=True)

@@ -154,7 +154,7 @@ def test_published_values_reach_all_hooks_once(pipeline):
         when = at(2)
 
         def after_step(self, report):
-            report.publish({"speed": 7.0})
+            report.publish({"speed": jnp.float32(7.0)})
 
     class Due(Recorder):
         def after_step(self, report):
