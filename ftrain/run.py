@@ -1,6 +1,7 @@
 """A run: the loop with a directory, and the hooks that everyone wants."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import signal
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from jax.sharding import Mesh
 
 from ftrain.data import Pipeline
 from ftrain.hooks import CheckpointSaver, Logging, ProgressBar, StepCounter, StopAtStep, StopOnNaN, SummarySaver
-from ftrain.training import Hook, Loop, TrainState, Trigger, every, make_step
+from ftrain.optimizers import LearningRate
+from ftrain.training import Hook, Loop, TrainState, Trigger, every, make_step, stop_on_signals
 from ftrain.training.step import LossFunction, Step
 from ftrain.tree import Tree
 
@@ -24,8 +26,8 @@ class Run(Loop):
                 run.step()
 
     `hooks` come on top; one of a class that is here by default takes the default's place, for instance
-    `CheckpointSaver("runs/mine/checkpoints", when=every(steps=50))`. Enter it again with the same directory and it
-    goes on from the newest checkpoint.
+    `CheckpointSaver("runs/mine/checkpoints", when=every(steps=50))`. A new run in the same directory goes on from the
+    newest checkpoint.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Run(Loop):
         directory: str | Path | None = None,
         mesh: Mesh | None = None,
     ):
-        super().__init__(step, state, data, hooks=list(_complete(hooks, steps, directory)), mesh=mesh)
+        super().__init__(step, state, data, hooks=_complete(hooks, steps, directory), mesh=mesh)
 
 
 def train(
@@ -54,45 +56,49 @@ def train(
     seed: int = 0,
     mesh: Mesh | None = None,
     clip_global_norm: float | None = None,
+    learning_rate: LearningRate | None = None,
 ) -> TrainState:
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
 
     Ends after `steps` steps, at the end of the data, or when a hook says so. With a `directory`, a run that was
-    interrupted goes on where its newest checkpoint stands.
+    interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt.
+    `clip_global_norm` and `learning_rate` are those of `make_step`.
     """
-    step = make_step(loss_fn, optimizer, clip_global_norm=clip_global_norm)
+    step = make_step(loss_fn, optimizer, clip_global_norm=clip_global_norm, learning_rate=learning_rate)
     state = TrainState.create(params, optimizer, seed=seed)
-    with Run(step, state, data, steps=steps, hooks=hooks, directory=directory, mesh=mesh) as run:
+    run = Run(step, state, data, steps=steps, hooks=hooks, directory=directory, mesh=mesh)
+    with stop_on_signals(run.interrupt, [signal.SIGINT]), run:
         while not run.should_stop():
             run.step()
+    if run.interrupted:
+        raise KeyboardInterrupt
     return run.state
 
 
-def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | None) -> Iterator[Hook]:
-    """The default hooks and those given, in the order in which they must see a step.
+def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | None) -> list[Hook]:
+    """The default hooks and those given, in the order in which they must see a step."""
+    complete: list[Hook] = list(hooks)
 
-    The guard comes first, so that nothing is written of a step that failed; those that measure come before those that
-    write it down, and the saver comes last.
-    """
+    def add_unless_given(hook: Hook, *kinds: type[Hook]) -> None:
+        if not any(isinstance(given, (type(hook), *kinds)) for given in hooks):
+            complete.append(hook)
 
-    def given(*kinds: type[Hook]) -> bool:
-        return any(isinstance(hook, kinds) for hook in hooks)
-
-    writers: list[Hook] = []
-    if directory is not None and not given(SummarySaver):
-        writers.append(SummarySaver(directory))
-    if not given(Logging, ProgressBar):
-        writers.append(Logging())
-    if not given(StopOnNaN):
-        yield StopOnNaN()
-    if not given(StepCounter):
-        yield StepCounter(when=_written_when([*hooks, *writers]))
-    yield from hooks
-    yield from writers
-    if directory is not None and not given(CheckpointSaver):
-        yield CheckpointSaver(Path(directory) / CHECKPOINTS)
+    if directory is not None:
+        add_unless_given(SummarySaver(directory))
+        add_unless_given(CheckpointSaver(Path(directory) / CHECKPOINTS))
+    add_unless_given(Logging(), ProgressBar)
+    add_unless_given(StopOnNaN())
+    add_unless_given(StepCounter(when=_written_when(complete)))
     if steps is not None:
-        yield StopAtStep(steps)
+        complete.append(StopAtStep(steps))
+    return sorted(complete, key=_rank)
+
+
+def _rank(hook: Hook) -> int:
+    """The guard comes first, so that nothing is written of a step that failed; then those that measure, those that
+    write it down, and last the saver."""
+    ranks = ((StopOnNaN, 0), (StepCounter, 1), ((SummarySaver, Logging, ProgressBar), 3), (CheckpointSaver, 4))
+    return next((rank for kinds, rank in ranks if isinstance(hook, kinds)), 2)
 
 
 def _written_when(hooks: Sequence[Hook]) -> Trigger:

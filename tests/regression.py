@@ -1,5 +1,7 @@
 """A linear regression, the smallest job that can be trained; also a task that configs of tests name."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,8 +26,20 @@ def loss_fn(params, batch, rng):
     return jnp.mean(error**2), {"largest_error": jnp.max(jnp.abs(error))}
 
 
-def regression(*, examples: int = 64, noise: float = 0.0) -> Task:
-    """The regression, its batches disturbed by `noise` drawn from the step's rng."""
+def regression(
+    *,
+    examples: int = 64,
+    noise: float = 0.0,
+    sizes: tuple[int, ...] = (1, 2),
+    where: Path = Path("."),
+    options=None,
+    every_steps: int = 7,
+) -> Task:
+    """The regression, its batches disturbed by `noise` drawn from the step's rng; the rest is there to be checked."""
+    assert isinstance(sizes, tuple)
+    assert isinstance(where, Path)
+    assert isinstance(every_steps, int)
+    assert options is None or "name" not in options
 
     def noisy_loss(params, batch, rng):
         moved = batch["x"] + noise * jax.random.normal(rng, batch["x"].shape)
@@ -39,3 +53,19 @@ def regression(*, examples: int = 64, noise: float = 0.0) -> Task:
 
 def broken(*, examples: int = 64):
     return "not a task"
+
+
+def vector_loss() -> Task:
+    return Task(init_params, lambda params, batch, rng: batch["y"] * params["b"], ArraySource(make_arrays()))
+
+
+def slow() -> Task:
+    """Each step takes some seconds inside one compiled call."""
+
+    def loss(params, batch, rng):
+        def spin(_, matrix):
+            return jnp.tanh(matrix @ matrix)
+
+        return loss_fn(params, batch, rng)[0] + 0 * jax.lax.fori_loop(0, 400, spin, jnp.ones((700, 700)))[0, 0]
+
+    return Task(init_params, loss, ArraySource(make_arrays()))

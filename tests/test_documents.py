@@ -44,6 +44,13 @@ def test_every_config_trains_and_is_evaluated(path, tmp_path):
     assert "eval/" in evaluated.stdout
 
 
+def test_the_shipped_digits_reach_their_accuracy(tmp_path):
+    done = run("train", ROOT / "configs" / "digits.toml", f"run.directory={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    accuracies = re.findall(r"step 2000: .*eval/accuracy ([0-9.]+)", done.stdout)
+    assert float(accuracies[-1]) >= 0.98
+
+
 @pytest.mark.parametrize("path", [*SCRIPTS, *CONFIGS], ids=lambda path: path.name)
 def test_it_opens_with_its_command_time_and_result(path):
     opening = path.read_text()[:500]

@@ -1,10 +1,15 @@
+import os
+import signal
+
 import jax
 import numpy as np
+import optax
 import pytest
-from regression import WEIGHTS, init_params, loss_fn
+from regression import WEIGHTS, init_params, loss_fn, make_arrays
 
 import ftrain
-from ftrain.hooks import CheckpointSaver, Logging, StepCounter, StopOnNaN, SummarySaver
+from ftrain.checkpoints import CheckpointManager
+from ftrain.hooks import CheckpointSaver, Evaluator, Logging, StepCounter, StopOnNaN, SummarySaver
 from ftrain.summaries import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -56,13 +61,42 @@ def test_a_hook_takes_the_place_of_the_default_of_its_class(pipeline, tmp_path):
     state = ftrain.TrainState.create(init_params(), MOMENTUM)
     run = ftrain.Run(step, state, pipeline, directory=tmp_path, hooks=[saver, QUIET])
     kinds = [type(hook) for hook in run.hooks]
-    assert kinds == [StopOnNaN, StepCounter, CheckpointSaver, Logging, SummarySaver]
-    assert run.hooks[2] is saver
+    assert kinds == [StopOnNaN, StepCounter, Logging, SummarySaver, CheckpointSaver]
+    assert run.hooks[-1] is saver
 
 
 def test_plain_iterables_and_stock_optax_work(pipeline):
-    import optax
-
     batches = (pipeline.batch(step) for step in range(25))
     state = ftrain.train(loss_fn, init_params(), batches, optimizer=optax.adamw(0.01), hooks=[QUIET])
     assert int(state.step) == 25
+
+
+@pytest.mark.parametrize("optimizer", [optax.lbfgs(), optax.polyak_sgd()], ids=["lbfgs", "polyak_sgd"])
+def test_optimizers_that_look_at_the_loss_work(optimizer):
+    whole = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays()), batch_size=64)
+    state = ftrain.train(loss_fn, init_params(), whole, optimizer=optimizer, steps=20, hooks=[QUIET])
+    np.testing.assert_allclose(state.params["w"], WEIGHTS, atol=1e-4)
+
+
+def test_an_evaluation_that_fails_at_the_end_does_not_cost_the_checkpoint(pipeline, tmp_path):
+    def evaluate(params):
+        raise RuntimeError("evaluation failed")
+
+    hooks = [QUIET, Evaluator(evaluate)]
+    with pytest.raises(RuntimeError, match="evaluation failed"):
+        ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=30, directory=tmp_path, hooks=hooks)
+    assert CheckpointManager(tmp_path / "checkpoints").steps() == [30]
+
+
+def test_ctrl_c_saves_before_it_raises(pipeline, tmp_path):
+    class Interrupt(ftrain.Hook):
+        when = ftrain.training.at(20)
+
+        def after_step(self, report):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        ftrain.train(
+            loss_fn, init_params(), pipeline, optimizer=MOMENTUM, directory=tmp_path, hooks=[QUIET, Interrupt()]
+        )
+    assert CheckpointManager(tmp_path / "checkpoints").latest() >= 20

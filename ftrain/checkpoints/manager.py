@@ -58,24 +58,32 @@ class CheckpointManager:
         """Start to save `tree` under `step`, after the save before this one has finished."""
         self.wait()
         self._sweep()
-        if self._path(step).exists():
+        if step in self.steps():
             raise CheckpointError(f"{self._path(step)} exists already; checkpoints are never written over")
+        if self._path(step).exists():  # without its commit file: a broken copy, say
+            self._path(step).rename(_unused(self._path(step).with_name(f"{step}.incomplete")))
         self._unfinished = step, ocp.save_async(str(self._path(step)), tree)
 
     def restore(self, like: Tree, step: int | None = None) -> Tree:
         """The tree saved under `step`, or the newest one; `like` gives its structure, shapes, dtypes and shardings."""
         self.wait()
-        step = self.latest() if step is None else step
-        if step is None or step not in self.steps():
-            there = ", ".join(map(str, self.steps())) or "none"
-            raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are: {there}")
+        path = self.check(like, step)
+        return ocp.load(str(path), jax.tree.map(_abstract, like))
+
+    def check(self, like: Tree, step: int | None = None) -> Path:
+        """The path of a checkpoint, if it is there and its leaves are those of `like`; only shapes are looked at."""
+        there = self.steps()
+        step = max(there, default=None) if step is None else step
+        if step is None:
+            raise CheckpointError(f"{self.directory}: there is no checkpoint yet")
+        if step not in there:
+            raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {there}")
         path = self._path(step)
-        wanted = jax.tree.map(_abstract, like)
         found = named_leaves(ocp.metadata(str(path)).metadata)
-        differences = describe_differences(found, named_leaves(jax.tree.map(_as_stored, wanted)))
+        differences = describe_differences(found, named_leaves(jax.tree.map(_as_stored, like)))
         if differences:
             raise CheckpointError(f"{path} does not fit: " + "; ".join(differences))
-        return ocp.load(str(path), wanted)
+        return path
 
     def wait(self) -> None:
         """Wait for the save that is under way; what went wrong in it is raised here."""
@@ -121,6 +129,16 @@ def _abstract(leaf: jax.typing.ArrayLike) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
-def _as_stored(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+def _as_stored(leaf: Any) -> Any:
+    """The shape and dtype that a leaf has on disk: keys are stored as the numbers they are made of."""
+    array = leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
+    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.eval_shape(jax.random.key_data, array) if is_key else array
+
+
+def _unused(path: Path) -> Path:
+    number = 1
+    while path.exists():
+        number += 1
+        path = path.with_suffix(f".incomplete{number}")
+    return path

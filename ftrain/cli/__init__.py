@@ -37,28 +37,41 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
 ) -> None:
-    del version
+    del version, traceback  # main() looks for the latter
 
 
 def main() -> None:
     """Run a command. A user's mistake is one or two lines and exit code 2, never a traceback."""
-    sys.path.append(os.getcwd())  # so that a config can name a task of the user's own, beside it
+    sys.path.append(os.getcwd())  # so that a config can name a task of the user's own in the working directory
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:
-        _fail(error.format_message() + "\ntry --help", 2)
+        _fail(f"{error.format_message()}\ntry --help", 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except Exception as error:
-        code = _EXIT_CODES.get(type(error).__name__)
-        if code is None:
+        code = _exit_code(error)
+        if code is None or "--traceback" in sys.argv:
             raise
-        _fail(str(error), code)
+        hint = "\nftrain --traceback ... shows where" if error.__cause__ and "\n" not in str(error) else ""
+        _fail(f"{error}{hint}", code)
 
 
-# By name, because importing the classes would import jax; only commands that have done so can raise them.
-_EXIT_CODES = {"ConfigError": 2, "CheckpointError": 2, "NotFiniteError": 1}
+def _exit_code(error: Exception) -> int | None:
+    """The code to exit with for an error that needs no traceback."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return 2
+    # By name, because importing the classes would import jax; only commands that have done so can raise them.
+    return _EXIT_CODES.get(f"{type(error).__module__}.{type(error).__name__}")
+
+
+_EXIT_CODES = {
+    "ftrain.config.load.ConfigError": 2,
+    "ftrain.checkpoints.manager.CheckpointError": 2,
+    "ftrain.hooks.stopping.NotFiniteError": 1,
+}
 
 
 def _fail(message: str, code: int) -> None:

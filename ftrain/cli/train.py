@@ -33,34 +33,35 @@ def train(
     from ftrain.hooks import ProgressBar
     from ftrain.run import Run
     from ftrain.training import stop_on_signals, use_compilation_cache
+    from ftrain.tree import count_elements
 
     use_compilation_cache()
     planned = plan(load(config, overrides or []))
     job = build(planned)
-    claim(job.directory, planned.resolved(), accept_changes=accept_changes)
+    state, _ = job.trace()
+    if job.saver.manager.latest() is not None:
+        job.saver.manager.check(like=state)
     console = Console()
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
     started = time.monotonic()
-    run = Run(
-        job.step,
-        job.initial_state(),
-        job.pipeline,
-        steps=job.steps,
-        hooks=job.hooks(bar),
-        directory=job.directory,
-        mesh=job.mesh,
-    )
-    _introduce(job)
-    with stop_on_signals(run.interrupt), run:
-        while not run.should_stop():
-            run.step()
+    with claim(job.directory, planned.resolved(), accept_changes=accept_changes):
+        run = Run(
+            job.step,
+            job.initial_state(),
+            job.pipeline,
+            steps=job.steps,
+            hooks=job.hooks(bar),
+            directory=job.directory,
+            mesh=job.mesh,
+        )
+        _introduce(job, count_elements(state.params))
+        with stop_on_signals(run.interrupt), run:
+            while not run.should_stop():
+                run.step()
     _conclude(job, run, time.monotonic() - started)
 
 
-def _introduce(job: "Job") -> None:
-    from ftrain.tree import count_elements
-
-    parameters = count_elements(job.abstract_state().params)
+def _introduce(job: "Job", parameters: int) -> None:
     print(
         f"{job.plan.top['task']}: {parameters:,} parameters, {len(job.pipeline.source):,} examples, "
         f"{job.steps:,} steps of {job.pipeline.batch_size}, {job.mesh.size} device(s); in {job.directory}",

@@ -1,4 +1,4 @@
-"""Building: a checked plan becomes the objects of a run. The only module that knows every room."""
+"""Building: a checked plan becomes the objects of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +9,15 @@ import optax
 from jax.sharding import Mesh
 
 from ftrain.cluster import split_batch
+from ftrain.config.call import Call
 from ftrain.config.load import ConfigError
-from ftrain.config.plan import Call, Plan
+from ftrain.config.plan import Plan
 from ftrain.data import Pipeline
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
 from ftrain.run import CHECKPOINTS
 from ftrain.tasks import Task
 from ftrain.training import Hook, TrainState
-from ftrain.training.step import Step
+from ftrain.training.step import Metrics, Step
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ class Job:
         """The shapes and dtypes of the state, without computing it."""
         return jax.eval_shape(self.initial_state)
 
+    def trace(self) -> tuple[TrainState, Metrics]:
+        """The shapes of the state and the metrics of a step, without computing it; what does not fit is found here."""
+        try:
+            state = self.abstract_state()
+            return state, jax.eval_shape(self.step, state, self.pipeline.batch(0))[1]
+        except (ValueError, TypeError) as error:
+            what = str(error).strip().partition("\n")[0]
+            raise ConfigError(f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}") from error
+
 
 def build(plan: Plan, directory: str | Path | None = None) -> Job:
     """Call what the plan names. `directory` overrides where the run lives, for a run that was moved."""
@@ -58,9 +68,7 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
     home = Path(directory or calls["run"].arguments["directory"])
     optimizer = calls["optimizer"].make()
     mesh = calls["mesh"].make()
-    task = calls["model"].make()
-    if not isinstance(task, Task):
-        raise plan.config.error("task", f"{top['task']} should return an ftrain.tasks.Task, got {task!r}")
+    task: Task = calls["model"].make()
     pipeline = calls["data"].make(source=task.source, seed=top["seed"])
     try:
         split_batch(pipeline.batch_size, mesh)

@@ -27,7 +27,8 @@ class Config:
         return "command line" if inside or around else str(self.path)
 
     def error(self, key: str, message: str) -> ConfigError:
-        return ConfigError(f"{self.origin(key)}: {key}: {message}")
+        shown = key if key.isprintable() else repr(key)
+        return ConfigError(f"{self.origin(key)}: {shown}: {message}")
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -51,7 +52,7 @@ def read_toml(path: Path) -> Table:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of more digits than Python takes
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
@@ -67,7 +68,7 @@ def _parse_value(text: str) -> Any:
     """A TOML value, or, as quotes are a nuisance in a shell, the text itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text
 

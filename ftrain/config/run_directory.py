@@ -1,38 +1,51 @@
-"""The run directory: a config is written there once, and only the same config may go on in it."""
+"""The run directory: one config lives there, and one process at a time works in it."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import tomli_w
 
 from ftrain.config.load import ConfigError, Table, read_toml
+from ftrain.run import CHECKPOINTS
 
 CONFIG = "config.toml"
+LOCK = "run.lock"
 
 
-def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> None:
-    """Make `directory` the home of this config, or raise ConfigError if it is another one's."""
+def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> IO[str]:
+    """Make `directory` the home of this config, or raise ConfigError if it is another one's or in use.
+
+    The answer is the lock that keeps other processes out, until it is closed or this process ends.
+    """
+    with _writing_to(directory):
+        (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        lock = _lock(directory)
+        try:
+            _settle(directory, resolved, accept_changes)
+        except BaseException:
+            lock.close()
+            raise
+    return lock
+
+
+def compare(directory: Path, resolved: Table) -> list[str]:
+    """How a config differs from the one that lives in a directory; a run without a checkpoint can still change."""
     path = directory / CONFIG
+    if not path.exists():
+        return []
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            _write(path, resolved)
-            return
-    except OSError as error:
+        before = read_toml(path)
+    except ConfigError as error:
         raise ConfigError(
-            f"run.directory: {directory} cannot be written: {error.strerror}; choose another, run.directory=PATH"
-        ) from error
-    differences = describe_changes(_read_back(path), resolved)
-    if not differences:
-        return
-    if not accept_changes:
-        raise ConfigError(
-            f"{path} is of another run: {'; '.join(differences)}\n"
-            f"choose another directory, run.directory=PATH, or go on in it with these changes, --accept-changes"
-        )
-    os.replace(path, _unused(directory))
-    _write(path, resolved)
+            f"{error}\nnothing was changed; repair it, delete it to start from the config given here, "
+            "or choose another run.directory"
+        ) from None
+    started = any((directory / CHECKPOINTS).glob("[0-9]*"))
+    return describe_changes(before, resolved) if started else []
 
 
 def describe_changes(before: Table, after: Table) -> list[str]:
@@ -42,24 +55,51 @@ def describe_changes(before: Table, after: Table) -> list[str]:
     return [
         f"{key} was {_show(old, key)}, now {_show(new, key)}"
         for key in keys
-        if key != "run.directory" and (key in old) + (key in new) and old.get(key) != new.get(key)
+        if key != "run.directory" and _show(old, key) != _show(new, key)
     ]
 
 
-def _read_back(path: Path) -> Table:
-    try:
-        return read_toml(path)
-    except ConfigError as error:
+def _settle(directory: Path, resolved: Table, accept_changes: bool) -> None:
+    """Write the config, unless another one lives there and its changes are not accepted."""
+    differences = compare(directory, resolved)
+    if differences and not accept_changes:
         raise ConfigError(
-            f"{error}\nnothing was changed; repair it, delete it to start from the config given here, "
-            "or choose another run.directory"
+            f"{directory / CONFIG} is of another run: {'; '.join(differences)}\n"
+            "choose another directory, run.directory=PATH, or go on in it with these changes, --accept-changes"
+        )
+    if differences:
+        _unused(directory).write_bytes((directory / CONFIG).read_bytes())
+    beside = directory / f"{CONFIG}.new"
+    beside.write_bytes(tomli_w.dumps(resolved).encode())
+    os.replace(beside, directory / CONFIG)
+
+
+@contextmanager
+def _writing_to(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"run.directory: {directory} cannot be written: {reason}; choose another, run.directory=PATH"
         ) from None
 
 
-def _write(path: Path, resolved: Table) -> None:
-    beside = path.with_name(path.name + ".new")
-    beside.write_bytes(tomli_w.dumps(resolved).encode())
-    os.replace(beside, path)
+def _lock(directory: Path) -> IO[str]:
+    lock = open(directory / LOCK, "a+")  # noqa: SIM115 - it is held open for as long as the run lasts
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip()
+        lock.close()
+        raise ConfigError(
+            f"run.directory: {directory} is in use by process {holder}; wait for it, or choose another"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
 
 
 def _unused(directory: Path) -> Path:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ftrain.config.names import Kind
-from ftrain.config.plan import OPTIMIZER, SCHEDULE, SECTIONS, TASK, TOP
+from ftrain.config.kinds import OPTIMIZER, SCHEDULE, TASK, Kind
+from ftrain.config.plan import SECTIONS, TOP
 from ftrain.config.types import Parameter, parameters
 
 Schema = dict[str, Any]
@@ -61,7 +61,7 @@ def _properties(function: Callable[..., Any], given: frozenset[str] = frozenset(
 
 def _property(parameter: Parameter) -> Schema:
     schema: Schema = parameter.adapter().json_schema()
-    if parameter.takes_component:
+    if parameter.takes_component({}):
         schema = {"anyOf": [schema, {"$ref": "#/$defs/schedule"}]}
     if isinstance(parameter.default, (bool, int, float, str)):
         schema["default"] = parameter.default

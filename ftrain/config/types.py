@@ -8,12 +8,13 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Annotated, Any, Union
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 
 from ftrain.training import Trigger
 
+TIMING = ("every_steps", "every_secs")  # how a config spells an argument `when: Trigger`
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _PLAIN = (int, float, bool, str, list, dict, tuple, Path, Any, type(None), typing.Literal)
 _MISSING = inspect.Parameter.empty
@@ -36,31 +37,30 @@ class Parameter:
         """Whether some TOML value can stand here."""
         return any(map(_is_plain, _members(self.annotation)))
 
-    @property
-    def takes_component(self) -> bool:
-        """Whether a table with a `name` can stand here: a schedule, say."""
-        return any(map(_is_callable, _members(self.annotation)))
+    def takes_component(self, table: dict[str, Any]) -> bool:
+        """Whether this table stands for what a function makes: a schedule, say."""
+        members = _members(self.annotation)
+        return any(map(_is_callable, members)) or (Any in members and "name" in table)
 
     def check(self, value: Any) -> Any:
-        """The value, or a ValueError that says what it should be."""
+        """The value as the function wants it, or a ValueError that says what it should be."""
         try:
-            return self.adapter().validate_python(value)
+            checked = self.adapter().validate_python(value)
         except ValidationError as error:
             phrases = dict.fromkeys(each["msg"].removeprefix("Input ") for each in error.errors())
             raise ValueError(f"{' or '.join(phrases)}, got {value!r}") from None
+        members = _members(self.annotation)
+        return Path(checked) if isinstance(checked, str) and Path in members and str not in members else checked
 
     def adapter(self) -> TypeAdapter[Any]:
         """What checks a value, and describes itself as JSON Schema."""
         plain = [member for member in _members(self.annotation) if _is_plain(member)]
-        sayable = [str if member is Path else member for member in plain if member is not type(None)]
+        sayable = [_in_toml(member) for member in plain if member is not type(None)]
         return TypeAdapter(functools.reduce(operator.or_, sayable or [Any]), config=_STRICT)
 
 
 def parameters(function: Callable[..., Any], given: frozenset[str] = frozenset()) -> dict[str, Parameter]:
-    """The arguments of `function` that a config may set by keyword: all but those `given` by the builder.
-
-    An argument `when: Trigger` is spelled `every_steps` and `every_secs`.
-    """
+    """The arguments of `function` that a config may set by keyword: all but those `given` by the builder."""
     hints = _hints(function)
     found: list[Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -74,15 +74,22 @@ def parameters(function: Callable[..., Any], given: frozenset[str] = frozenset()
     return {parameter.name: parameter for parameter in found}
 
 
+def takes_trigger(function: Callable[..., Any]) -> bool:
+    return _hints(function).get("when") is Trigger
+
+
 def returned_type(function: Callable[..., Any]) -> Any:
     return _hints(function).get("return")
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function; of those that only a type checker can follow, what is known without it."""
+    target = function.__init__ if inspect.isclass(function) else function
     try:
-        return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    except (NameError, TypeError, AttributeError):  # annotations that only a type checker can follow
-        return {}
+        return typing.get_type_hints(target)
+    except (NameError, TypeError, AttributeError):
+        written = getattr(target, "__annotations__", {})
+        return {name: hint for name, hint in written.items() if not isinstance(hint, str)}
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -98,4 +105,11 @@ def _is_plain(member: Any) -> bool:
 
 def _is_callable(member: Any) -> bool:
     origin = typing.get_origin(member) or member
-    return member is Any or origin is Callable or (getattr(origin, "_is_protocol", False) and callable(origin))
+    return origin is Callable or (getattr(origin, "_is_protocol", False) and callable(origin))
+
+
+def _in_toml(member: Any) -> Any:
+    """The type of the TOML value that becomes a member: a path is written as a string, a tuple as an array."""
+    if member is Path:
+        return str
+    return Annotated[member, Strict(False)] if (typing.get_origin(member) or member) is tuple else member

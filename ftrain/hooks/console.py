@@ -1,5 +1,7 @@
 """Hooks that tell a person how the run is going."""
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 
 from rich.console import Console
@@ -11,7 +13,10 @@ from ftrain.training.hook import Value
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:  # Ctrl-C also ended the `tee` that was listening: go on, there is a state to save
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Logging(Hook):

@@ -28,15 +28,19 @@ class StopAtStep(Hook):
 
 
 class StopOnNaN(Hook):
-    """Raise NotFiniteError when a metric stops being finite. Looks at every step, and never waits for one."""
+    """Raise NotFiniteError when a metric stops being finite. Looks at every step, and never waits for one.
 
-    def __init__(self, metric: str = "loss"):
-        self.metric = metric
+    The gradient is watched beside the loss: it poisons the parameters one step before the loss shows it.
+    """
+
+    def __init__(self, *metrics: str):
+        self.metrics = metrics or ("loss", "gradient_norm")
 
     def watch(self, step: int, metrics: StepMetrics) -> None:
-        value = metrics.read(self.metric)
-        if not math.isfinite(value):
-            raise NotFiniteError(
-                f"{self.metric} is {value} at step {step}; checkpoints of earlier steps are kept. "
-                "A smaller learning rate or clipping (clip_global_norm) may help"
-            )
+        for name in self.metrics:
+            value = metrics.read(name)
+            if not math.isfinite(value):
+                raise NotFiniteError(
+                    f"{name} is {value} at step {step}; checkpoints of earlier steps are kept.\n"
+                    "A smaller learning rate may help, or clipping: clip_global_norm"
+                )

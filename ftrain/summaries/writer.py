@@ -31,9 +31,8 @@ class SummaryWriter:
         self.path = Path(directory) / f"events.out.tfevents.{unique}"
         self._file = open(self.path, "xb")  # noqa: SIM115 - closed by close()
         self._add(Event(file_version="brain.Event:2"))
-        if start_step:
-            # TensorBoard hides what older files say of this step and later ones; the step itself is not repeated.
-            self._add(Event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START)))
+        # TensorBoard hides what older files say of this step and later ones; `start_step` itself is not repeated.
+        self._add(Event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START)))
         self.flush()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:

@@ -38,11 +38,14 @@ def source_lm(
       evaluation_windows: windows of `context` bytes, spread evenly over the files held out.
       sample_bytes: length of the text that each evaluation writes; 0 for none.
     """
-    if width % (2 * heads):
-        raise ValueError(f"width must be a multiple of 2 * heads = {2 * heads}, got {width}")
-    for name, value in (("layers", layers), ("context", context), ("evaluation_windows", evaluation_windows)):
+    sizes = {"width": width, "layers": layers, "heads": heads, "context": context}
+    for name, value in (sizes | {"evaluation_windows": evaluation_windows}).items():
         if value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
+    if sample_bytes < 0:
+        raise ValueError(f"sample_bytes must be >= 0, got {sample_bytes}")
+    if width % (2 * heads):
+        raise ValueError(f"width must be a multiple of 2 * heads = {2 * heads}, got {width}")
     logits = functools.partial(transformer_logits, heads=heads)
     train, test = load_source()
     windows = _spread(WindowSource(test, context + 1, stride=context + 1), evaluation_windows)

@@ -1,9 +1,10 @@
 """The loop: a pure step, driven over batches, with hooks around it, and never waiting for the host."""
 
+import functools
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -101,7 +102,8 @@ class Loop:
 
     def step(self) -> None:
         """One step: dispatched to the device, not waited for."""
-        assert self._batches is not None, "enter the loop first: with Loop(...) as loop"
+        if self._batches is None:
+            raise RuntimeError("enter the loop before its first step: with Loop(...) as loop")
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -140,8 +142,7 @@ class Loop:
     def _end(self) -> None:
         self._settle(0)
         report = self._report(self._count, self._metrics, due=self.hooks)
-        for hook in self.hooks:
-            hook.end(report)
+        _call_all([functools.partial(hook.end, report) for hook in self.hooks])
 
     def _due(self) -> list[Hook]:
         """The hooks that are due after the newest step."""
@@ -154,7 +155,7 @@ class Loop:
 
     def _settle(self, in_flight: int) -> None:
         """Wait until at most `in_flight` steps are unfinished, and tell the hooks of the finished ones, in order."""
-        while len(self._in_flight) > in_flight:
+        while len(self._in_flight) > in_flight or (self._in_flight and self._in_flight[0].metrics.is_ready()):
             step, metrics, due = self._in_flight.popleft()
             metrics.wait()
             for hook in self._watchers:
@@ -179,7 +180,7 @@ class Loop:
 
         return Report(
             step,
-            self._state if step == self._count else None,
+            self._state if not due or any(hook.needs_state for hook in due) else None,
             metrics,
             publish=publish,
             request_stop=self.request_stop,
@@ -193,15 +194,25 @@ class Loop:
         return jax.tree.map(jnp.copy, state)
 
     def _close(self, error: BaseException | None) -> None:
-        """Close the feed and all hooks. What fails is raised, or noted on the error that ended the run."""
-        failures: list[Exception] = []
-        for close in [*([self._batches.close] if self._batches else []), *(h.close for h in reversed(self.hooks))]:
-            try:
-                close()
-            except Exception as failure:  # noqa: BLE001 - the others must be closed too
-                failures.append(failure)
-        if error is None and failures:
-            raise failures[0]
-        for failure in failures:
-            assert error is not None
+        """Close the feed and all hooks. What fails in it never hides the error that ended the run."""
+        feeds = [] if self._batches is None else [self._batches.close]
+        try:
+            _call_all([*feeds, *(hook.close for hook in reversed(self.hooks))])
+        except Exception as failure:
+            if error is None:
+                raise
             error.add_note(f"closing failed too: {failure!r}")
+
+
+def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+    """Call each of them, whatever the others raise: a failed evaluation must not cost the last checkpoint."""
+    failures: list[Exception] = []
+    for function in functions:
+        try:
+            function()
+        except Exception as failure:  # noqa: BLE001 - raised below, when all have been called
+            failures.append(failure)
+    if failures:
+        for further in failures[1:]:
+            failures[0].add_note(f"then this failed too: {further!r}")
+        raise failures[0]

@@ -1,5 +1,8 @@
 """Packed metrics: all metrics of a step in one vector, because every array that a call returns costs microseconds."""
 
+import dataclasses
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,23 +38,35 @@ class StepMetrics:
         if self._packed is not None:
             self._packed.block_until_ready()
 
+    def is_ready(self) -> bool:
+        """Whether the step has been computed."""
+        return self._packed is None or self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue] - no stub
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """What a compiled step returns; its names are part of its type, so that each compiled variant has its own."""
+
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    values: jax.Array
+
 
 class PackedStep:
-    """A compiled step that answers with `StepMetrics`."""
+    """A compiled step that answers with `StepMetrics`, whose numbers have the precision of float32 at least."""
 
     def __init__(self, step: Step, mesh: Mesh | None = None):
-        self._names: tuple[str, ...] = ()
-        self._compiled = compile_step(self._pack(step), mesh)
+        self._compiled = compile_step(_pack(step), mesh)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         state, packed = self._compiled(state, batch)
-        return state, StepMetrics(self._names, packed)
+        return state, StepMetrics(packed.names, packed.values)
 
-    def _pack(self, step: Step):
-        def packed_step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
-            state, metrics = step(state, batch)
-            self._names = tuple(metrics)  # known once the step is traced, before its first result
-            dtype = jnp.result_type(jnp.float32, *metrics.values())
-            return state, jnp.stack([jnp.asarray(value, dtype) for value in metrics.values()])
 
-        return packed_step
+def _pack(step: Step) -> Callable[[TrainState, Batch], tuple[TrainState, _Packed]]:
+    def packed_step(state: TrainState, batch: Batch) -> tuple[TrainState, _Packed]:
+        state, metrics = step(state, batch)
+        dtype = jnp.result_type(jnp.float32, *metrics.values())
+        return state, _Packed(tuple(metrics), jnp.stack([jnp.asarray(value, dtype) for value in metrics.values()]))
+
+    return packed_step

@@ -2,33 +2,65 @@
 
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 _SHOW_CURSOR = b"\n\x1b[?25h"  # a progress bar hides it
 
 
 @contextmanager
-def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """While this is entered, the first SIGINT or SIGTERM calls `stop` with its name. Main thread only."""
-    seen: list[int] = []
+def stop_on_signals(
+    stop: Callable[[str], None], signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+) -> Iterator[None]:
+    """While this is entered, the first of `signals` calls `stop` with its name, and the second ends the process.
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if seen:
-            # Checkpoints are atomic, so nothing that was saved can be hurt; waiting for threads could take long.
-            if sys.stdout.isatty():
-                os.write(sys.stdout.fileno(), _SHOW_CURSOR)
-            os._exit(128 + number)
-        seen.append(number)
-        print(f"{name}: saving and stopping; once more to stop at once", file=sys.stderr, flush=True)
-        stop(name)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    A thread does both, because a Python handler has to wait for the main thread, and that may be compiling, or waiting
+    for the device. Outside of the main thread, where signals cannot be handled, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    listener = threading.Thread(target=_listen, args=(receiver, stop, signals), name="ftrain-signals", daemon=True)
+    listener.start()
+    handlers = {number: signal.signal(number, lambda *_: None) for number in signals}
+    wakeup = signal.set_wakeup_fd(sender.fileno())
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        sender.close()
+        listener.join()
+        receiver.close()
+
+
+def _listen(receiver: socket.socket, stop: Callable[[str], None], signals: Sequence[signal.Signals]) -> None:
+    seen = False
+    while numbers := receiver.recv(64):
+        for number in numbers:
+            if number not in signals:
+                continue
+            if seen:
+                _end_now(number)
+            seen = True
+            name = signal.Signals(number).name
+            stop(name)
+            _say(f"{name}: saving and stopping; once more to stop at once\n".encode())
+
+
+def _end_now(number: int) -> None:
+    # Checkpoints are atomic, so nothing that was saved can be hurt; waiting for threads could take long.
+    if sys.stdout.isatty():
+        _say(_SHOW_CURSOR)
+    os._exit(128 + number)
+
+
+def _say(line: bytes) -> None:
+    with suppress(OSError):  # whoever read it is gone: not a reason to lose the run
+        os.write(sys.stderr.fileno(), line)

@@ -51,6 +51,7 @@ def make_step(
     if averages is not None and not 0 <= averages < 1:
         raise ValueError(f"averages must be a decay in [0, 1), got {averages}")
     objective = _with_auxiliaries(loss_fn, with_model_state)
+    optimizer = optax.with_extra_args_support(optimizer)  # some look at the loss, or search along a line
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(state.rng, state.step)
@@ -59,7 +60,14 @@ def make_step(
         norm = global_norm(gradients)
         if clip_global_norm is not None:
             gradients, _ = clip_by_global_norm(gradients, clip_global_norm, use_norm=norm)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(
+            gradients,
+            state.opt_state,
+            state.params,
+            value=loss,
+            grad=gradients,
+            value_fn=lambda params: objective(params, batch, rng, state.model_state)[0],
+        )
         params = apply_updates(state.params, updates)
         new_state = state.replace(
             step=state.step + 1,

@@ -81,6 +81,14 @@ def test_leftovers_of_a_killed_process_are_swept_and_nothing_else(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5.backup", "6", "notes"]
 
 
+def test_a_directory_without_its_commit_file_is_put_aside(manager):
+    (manager.directory / "1").mkdir(parents=True)
+    (manager.directory / "1" / "precious").write_text("kept")
+    manager.save(1, tree())
+    assert_same(manager.restore(like=tree()), tree())
+    assert (manager.directory / "1.incomplete" / "precious").exists()
+
+
 def test_a_checkpoint_is_never_written_over(manager):
     manager.save(1, tree(1.0))
     with pytest.raises(CheckpointError, match="1 exists already"):
@@ -89,10 +97,10 @@ def test_a_checkpoint_is_never_written_over(manager):
 
 
 def test_a_step_that_is_not_there_lists_those_that_are(manager):
-    with pytest.raises(CheckpointError, match="no checkpoint of step None; there are: none"):
+    with pytest.raises(CheckpointError, match="there is no checkpoint yet"):
         manager.restore(like=tree())
     manager.save(3, tree())
-    with pytest.raises(CheckpointError, match="no checkpoint of step 4; there are: 3"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 4; there are \[3\]"):
         manager.restore(like=tree(), step=4)
 
 

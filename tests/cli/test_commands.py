@@ -1,11 +1,14 @@
+import contextlib
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command import ROOT, environment, run, write_config
+from command import ROOT, environment, run, start, write_config
 
 import ftrain
 
@@ -35,7 +38,13 @@ def test_train_resume_eval_and_a_changed_config(tmp_path):
     assert [line.split(":")[0] for line in lines[1:4]] == ["step 20", "step 40", "step 60"]
     assert "eval/distance" in lines[3]
     assert re.search(f"tensorboard --logdir {home}", done.stdout)
-    assert sorted(path.name.split(".")[0] for path in home.iterdir()) == ["checkpoints", "config", "events", "metrics"]
+    assert sorted(path.name.split(".")[0] for path in home.iterdir()) == [
+        "checkpoints",
+        "config",
+        "events",
+        "metrics",
+        "run",
+    ]
 
     again = run("train", config, f"run.directory={home}", "log.every_steps=20")
     assert again.returncode == 0
@@ -75,7 +84,7 @@ def test_compiled_programs_are_cached_unless_jax_is_told_otherwise(tmp_path):
 def test_check_says_what_a_config_would_do_and_writes_nothing(tmp_path):
     done = run("check", write_config(tmp_path, steps=60, every=20), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for fact in ("4 in 2 leaves", "x float32[8, 3], y float32[8]", "7.5 epochs", "job.toml is good"):
+    for fact in ("4 in 2 leaves", "x float32[8, 3], y float32[8]", "7.5 epochs", "good; train it with: ftrain train"):
         assert fact in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
@@ -120,6 +129,54 @@ def test_a_damaged_config_in_the_run_directory_loses_nothing(tmp_path):
     assert "run/config.toml: is not valid TOML" in done.stderr
     assert len(done.stderr.splitlines()) == 2
     assert sorted(str(path) for path in home.rglob("*")) == before
+
+
+def test_a_change_that_does_not_fit_the_checkpoint_changes_nothing(tmp_path):
+    config, home = write_config(tmp_path, steps=20, every=10), tmp_path / "run"
+    assert run("train", config, f"run.directory={home}").returncode == 0
+    before = (home / "config.toml").read_text()
+    other = "optimizer={name='gradient_descent', learning_rate=0.1}"
+    done = run("train", config, f"run.directory={home}", other, "--accept-changes")
+    assert done.returncode == 2
+    assert "checkpoints/20 does not fit: leaf opt_state/slots/m/b is not expected" in done.stderr
+    assert (home / "config.toml").read_text() == before
+    assert run("eval", home).returncode == 0
+
+
+def test_a_step_that_cannot_be_traced_is_told_before_anything_is_written(tmp_path):
+    config = write_config(tmp_path, steps=20, every=10)
+    for command in ("check", "train"):
+        done = run(command, config, "task=regression:vector_loss", "model={}", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "a step of regression:vector_loss fails: loss_fn must return a scalar loss" in done.stderr
+        assert done.stderr.splitlines()[1] == "ftrain --traceback ... shows where"
+    assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
+    assert "Traceback" in run("--traceback", "check", config, "task=regression:vector_loss", "model={}").stderr
+
+
+def test_a_run_directory_in_part_unwritable_is_a_line(tmp_path):
+    config, home = write_config(tmp_path, steps=20, every=10), tmp_path / "run"
+    (home / "metrics.jsonl").mkdir(parents=True)
+    done = run("train", config, f"run.directory={home}")
+    assert done.returncode == 2
+    assert "Is a directory" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_on_a_terminal_there_is_a_progress_bar(tmp_path):
+    config = write_config(tmp_path, steps=3000, every=1000)
+    screen, terminal = pty.openpty()
+    process = start("train", config, f"run.directory={tmp_path / 'run'}", stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal is gone when the process ends
+        while part := os.read(screen, 4096):
+            shown += part
+    os.close(screen)
+    assert process.wait(60) == 0
+    text = shown.decode()
+    for word in ("3000/3000", "loss ", "lr ", "steps/s ", "left", "step 1000: eval/distance"):
+        assert word in text
 
 
 def test_nan_is_told_in_a_line_and_exit_code_one(tmp_path):

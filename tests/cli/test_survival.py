@@ -96,3 +96,30 @@ def test_a_second_signal_stops_at_once(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
     assert "once more to stop at once" in err
+
+
+def test_a_second_signal_does_not_wait_for_the_device(tmp_path):
+    config = write_config(tmp_path, steps=1000, every=1000)
+    process = start("train", config, "task=regression:slow", "model={}", f"run.directory={tmp_path / 'run'}")
+    wait_for_training(process)
+    time.sleep(3)  # it is compiling or in its first steps, each of which takes seconds
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.readline()
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert "SIGINT: saving and stopping" in said
+    assert process.returncode == 128 + signal.SIGINT
+    assert time.monotonic() - asked < 30
+
+
+def test_a_listener_that_went_away_does_not_cost_the_checkpoint(tmp_path):
+    config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
+    process = start("train", config, f"run.directory={home}", "log.every_steps=100")
+    wait_for_training(process)
+    process.stdout.close()
+    process.stderr.close()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    assert CheckpointManager(home / "checkpoints").latest()

@@ -73,6 +73,17 @@ def test_nan_is_named_with_its_own_step(pipeline, bad):
         drive([StopOnNaN()], numbered(pipeline, 30), loss=explode_at(bad))
 
 
+def test_a_gradient_that_is_not_finite_is_found_before_the_loss_shows_it(pipeline, tmp_path):
+    def loss(params, batch, rng):
+        value, metrics = loss_fn(params, batch, rng)
+        return value + jnp.sqrt(jnp.abs(params["b"] * 0.0)), metrics  # a finite loss with an infinite slope
+
+    hooks = [StopOnNaN(), CheckpointSaver(tmp_path, when=every(steps=1))]
+    with pytest.raises(NotFiniteError, match="gradient_norm is nan at step 1;"):
+        drive(hooks, pipeline, loss=loss)
+    assert CheckpointManager(tmp_path).steps() == []
+
+
 def test_nothing_is_saved_after_nan(pipeline, tmp_path):
     hooks = [StopOnNaN(), CheckpointSaver(tmp_path, when=every(steps=5), keep=9)]
     with pytest.raises(NotFiniteError):

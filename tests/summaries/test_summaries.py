@@ -43,6 +43,14 @@ def test_a_resumed_run_replaces_the_steps_it_takes_again(tmp_path):
     assert [(e.step, e.value) for e in accumulate(tmp_path).Scalars("loss")] == [(100, 100), (200, 200), (300, -300)]
 
 
+def test_a_run_that_starts_anew_replaces_everything(tmp_path):
+    for sign in (1.0, -1.0):
+        writer = SummaryWriter(tmp_path)
+        writer.write(100, {"loss": sign})
+        writer.close()
+    assert [(e.step, e.value) for e in accumulate(tmp_path).Scalars("loss")] == [(100, -1.0)]
+
+
 def test_metrics_are_lines_of_strict_json(tmp_path):
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path)

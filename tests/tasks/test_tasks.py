@@ -82,6 +82,8 @@ def test_the_transformer_sees_no_future():
         (lambda: digits(dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
         (lambda: source_lm(width=30, heads=4), "width must be a multiple of 2 \\* heads = 8, got 30"),
         (lambda: source_lm(layers=0), "layers must be >= 1, got 0"),
+        (lambda: source_lm(heads=0), "heads must be >= 1, got 0"),
+        (lambda: source_lm(sample_bytes=-9), "sample_bytes must be >= 0, got -9"),
     ],
 )
 def test_sizes_that_cannot_work_are_refused(make, message):

@@ -286,6 +286,32 @@ def test_an_unknown_metric_names_those_there_are(pipeline):
         drive([Reader()], pipeline)
 
 
+def test_metrics_keep_their_names_when_shapes_change(pipeline):
+    def loss(params, batch, rng):
+        value, _ = loss_fn(params, batch, rng)
+        return value, {"eight" if len(batch["x"]) == 8 else "four": jnp.float32(len(batch["x"]))}
+
+    seen = []
+
+    class Reader(Hook):
+        when = every(steps=1)
+
+        def after_step(self, report):
+            seen.append({name: value for name, value in report.values().items() if name in ("eight", "four")})
+
+    whole = pipeline.batch(0)
+    half = {name: array[:4] for name, array in whole.items()}
+    with Loop(make_step(loss, SGD), make_state(), [whole, half, whole], hooks=[Reader()]) as loop:
+        while not loop.should_stop():
+            loop.step()
+    assert seen == [{"eight": 8.0}, {"four": 4.0}, {"eight": 8.0}]
+
+
+def test_a_step_outside_of_the_loop_says_so(pipeline):
+    with pytest.raises(RuntimeError, match="enter the loop before its first step"):
+        Loop(STEP, make_state(), pipeline).step()
+
+
 def test_timed_triggers_fire_by_the_clock(pipeline):
     recorder = Recorder(every(secs=1e-9))
     drive([recorder, StopAtStep(4)], pipeline)

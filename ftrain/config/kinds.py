@@ -1,22 +1,30 @@
-"""Names: from the name of a component in a config to the function it calls."""
+"""Kinds of components: what a config can name, and where plain names are looked up."""
 
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import optax
+
+from ftrain import optimizers, schedules, tasks
 from ftrain.config.types import parameters, returned_type
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of component: what its functions make, and the room where plain names are looked up."""
+    """A kind of component: its room, and what its functions make."""
 
     room: ModuleType
-    makes: Any
+    noun: str
+    makes: Any  # the annotation of what they return
+    is_made: Callable[[Any], bool]  # whether a value is one
 
     def components(self) -> dict[str, Callable[..., Any]]:
         """The functions of the room that make one, out of arguments that TOML can say."""
@@ -30,12 +38,27 @@ class Kind:
     def resolve(self, name: str) -> Callable[..., Any]:
         """The function called `name`: "adam" in the room, "optax.adamw" by its module, "package.module:name"."""
         module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
-        found = getattr(_import(module, name), attribute, None) if module else self.components().get(name)
-        if callable(found):
-            return found
-        if module:
-            raise LookupError(f"{name!r} is not there: {module} has no function {attribute}")
-        raise LookupError(f"there is no {name!r} in {self.room.__name__}{suggest(name, self.components())}")
+        if not module:
+            found = self.components().get(name)
+            missing = f"there is no {name!r} in {self.room.__name__}{suggest(name, self.components())}"
+        else:
+            found = getattr(_import(module, name), attribute, None)
+            missing = f"{name!r} is not there: {module} has no function {attribute}"
+        if not callable(found):
+            raise LookupError(missing)
+        if not _has_signature(found):
+            raise LookupError(f"{name!r} cannot be used: it does not tell its arguments, so they cannot be checked")
+        return found
+
+
+TASK = Kind(tasks, "an ftrain.tasks.Task", tasks.Task, lambda made: isinstance(made, tasks.Task))
+OPTIMIZER = Kind(
+    optimizers,
+    "an optax.GradientTransformation",
+    optax.GradientTransformation,
+    lambda made: isinstance(made, optax.GradientTransformation),
+)
+SCHEDULE = Kind(schedules, "a schedule, a function of the step", schedules.Schedule, callable)
 
 
 def suggest(wrong: str, valid: Iterable[str]) -> str:
@@ -51,10 +74,18 @@ def _is_sayable(function: Callable[..., Any]) -> bool:
     return all(parameter.is_plain or not parameter.required for parameter in parameters(function).values())
 
 
+def _has_signature(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function)
+    except (ValueError, TypeError):  # some built-in functions have none
+        return False
+    return True
+
+
 def _import(module: str, name: str) -> ModuleType:
+    if not _MODULE.fullmatch(module):
+        raise LookupError(f"{name!r} is not a name; write package.module:name")
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise LookupError(f"{name!r} cannot be imported: {error}") from error
-    except (ValueError, TypeError):  # an empty or relative module name
-        raise LookupError(f"{name!r} is not a name; write package.module:name") from None
