@@ -5,7 +5,7 @@ import inspect
 import operator
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union
@@ -16,7 +16,7 @@ from ftrain.training import Trigger
 
 TIMING = ("every_steps", "every_secs")  # how a config spells an argument `when: Trigger`
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-_PLAIN = (int, float, bool, str, list, dict, tuple, Path, Any, type(None), typing.Literal)
+_PLAIN = (int, float, bool, str, list, dict, tuple, Sequence, Path, Any, type(None), typing.Literal)
 _MISSING = inspect.Parameter.empty
 
 
@@ -100,6 +100,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _is_plain(member: Any) -> bool:
+    if typing.get_origin(member) is Sequence:
+        return all(map(_is_plain, typing.get_args(member)))
     return (typing.get_origin(member) or member) in _PLAIN
 
 
@@ -112,4 +114,6 @@ def _in_toml(member: Any) -> Any:
     """The type of the TOML value that becomes a member: a path is written as a string, a tuple as an array."""
     if member is Path:
         return str
+    if typing.get_origin(member) is Sequence:
+        return list[typing.get_args(member)[0]]
     return Annotated[member, Strict(False)] if (typing.get_origin(member) or member) is tuple else member

@@ -1,0 +1,70 @@
+"""Schedules made of others: warmed up, joined one behind the other, and the compositions that people use most."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from ftrain.schedules.schedule import Schedule, Step, as_float, check_positive
+
+
+def warmup(schedule: float | Schedule, warmup_steps: int) -> Schedule:
+    """`schedule`, scaled by a straight line from 0 at step 0 to 1 at `warmup_steps`."""
+    check_positive(warmup_steps=warmup_steps)
+
+    def warmed(step: Step) -> jax.Array:
+        return jnp.minimum(as_float(step) / warmup_steps, 1.0) * _at(schedule, step)
+
+    return warmed
+
+
+def join(schedules: Sequence[float | Schedule], boundaries: Sequence[int]) -> Schedule:
+    """schedules[0] before step boundaries[0], schedules[1] from there on, and so on.
+
+    Each schedule counts its own steps, from 0 at its boundary.
+    """
+    if len(schedules) != len(boundaries) + 1:
+        raise ValueError(f"schedules must be one more than boundaries, got {len(schedules)} and {len(boundaries)}")
+    if list(boundaries) != sorted(boundaries):
+        raise ValueError(f"boundaries must increase, got {list(boundaries)}")
+
+    def joined(step: Step) -> jax.Array:
+        now = jnp.asarray(step)
+        value = jnp.asarray(_at(schedules[0], now))
+        for boundary, schedule in zip(boundaries, schedules[1:], strict=True):
+            value = jnp.where(now < boundary, value, _at(schedule, jnp.maximum(now - boundary, 0)))
+        return value
+
+    return joined
+
+
+def warmup_stable_decay(
+    learning_rate: float, warmup_steps: int, stable_steps: int, decay_steps: int, end_learning_rate: float = 0.0
+) -> Schedule:
+    """Up along a straight line, level, down along a straight line to `end_learning_rate`, and level again."""
+    check_positive(warmup_steps=warmup_steps, decay_steps=decay_steps)
+    if stable_steps < 0:
+        raise ValueError(f"stable_steps must be >= 0, got {stable_steps}")
+
+    def schedule(step: Step) -> jax.Array:
+        now = as_float(step)
+        rising = jnp.minimum(now / warmup_steps, 1.0)
+        decayed = jnp.clip((now - warmup_steps - stable_steps) / decay_steps, 0.0, 1.0)
+        return rising * (learning_rate + decayed * (end_learning_rate - learning_rate))
+
+    return schedule
+
+
+def inverse_sqrt(learning_rate: float, warmup_steps: int) -> Schedule:
+    """lr * min(step / warmup_steps, sqrt(warmup_steps / step)): its peak, `learning_rate`, stands at `warmup_steps`."""
+    check_positive(warmup_steps=warmup_steps)
+
+    def schedule(step: Step) -> jax.Array:
+        now = as_float(step)
+        return learning_rate * jnp.minimum(now / warmup_steps, jnp.sqrt(warmup_steps / jnp.maximum(now, 1.0)))
+
+    return schedule
+
+
+def _at(schedule: float | Schedule, step: Step) -> jax.typing.ArrayLike:
+    return schedule(step) if callable(schedule) else schedule

@@ -1,0 +1,19 @@
+"""Reference values: what the reference implementation computed, from `tests/reference` or `FTRAIN_REFERENCE`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(os.environ.get("FTRAIN_REFERENCE") or Path(__file__).parent / "reference")
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    return json.loads((FOLDER / f"{name}.json").read_text())["cases"]
+
+
+def array(values: Any, dtype: str) -> np.ndarray:
+    """A recorded tensor; "nan" and "inf" are written as words."""
+    return np.array(values, dtype=float).astype(dtype)
