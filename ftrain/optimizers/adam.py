@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ftrain.optimizers.checks import check_fraction
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
@@ -15,15 +16,15 @@ def adam(
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g * g
     p -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
     """
-    for name, value in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {value}")
+    check_fraction(beta1=beta1, beta2=beta2)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+        # 1 - beta is formed in the parameters' own precision, as the reference does.
+        first, second = jnp.asarray(beta1, parameter.dtype), jnp.asarray(beta2, parameter.dtype)
         time = (count + 1).astype(parameter.dtype)
-        m = slots["m"] + (1 - beta1) * (gradient - slots["m"])
-        v = slots["v"] + (1 - beta2) * (gradient * gradient - slots["v"])
-        corrected = rate * jnp.sqrt(1 - beta2**time) / (1 - beta1**time)
+        m = slots["m"] + (1 - first) * (gradient - slots["m"])
+        v = slots["v"] + (1 - second) * (gradient * gradient - slots["v"])
+        corrected = rate * jnp.sqrt(1 - second**time) / (1 - first**time)
         return -corrected * m / (jnp.sqrt(v) + epsilon), {"m": m, "v": v}
 
     return from_rule(rule, learning_rate, slots={"m": 0.0, "v": 0.0})

@@ -3,13 +3,13 @@
 import jax
 import optax
 
+from ftrain.optimizers.checks import check_not_negative
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
 def momentum(learning_rate: LearningRate, momentum: float, use_nesterov: bool = False) -> optax.GradientTransformation:
     """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a)."""
-    if momentum < 0:
-        raise ValueError(f"momentum must be >= 0, got {momentum}")
+    check_not_negative(momentum=momentum)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         del parameter, count

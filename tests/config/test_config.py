@@ -130,7 +130,7 @@ BAD = [
     (["optimizer.name=optax.adamx"], "'optax.adamx' is not there: optax has no function adamx"),
     (["optimizer.name=nowhere.at_all:make"], "'nowhere.at_all:make' cannot be imported"),
     (["optimizer.name=.relative"], "there is no '.relative'"),
-    (["optimizer.name=3"], "optimizer.name: is missing; name one of adam, gradient_descent, momentum"),
+    (["optimizer.name=3"], "optimizer.name: is missing; name one of adadelta, adagrad, "),
     (["optimizer.learning_rate={rate=1}"], "optimizer.learning_rate.name: is missing; name one of "),
     (["task=digit"], "task: there is no 'digit' in ftrain.tasks; did you mean digits?"),
     (["task=regression:nothing"], "'regression:nothing' is not there: regression has no function nothing"),

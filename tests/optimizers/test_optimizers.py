@@ -30,13 +30,22 @@ def adam(p, g, slots, t):
     return p - 0.1 * np.sqrt(1 - 0.99**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 0.01), {"m": m, "v": v}
 
 
-# the transform with learning rate 0.1, one step of it in numpy, its slots
+# the transform for a learning rate, and, where the formula is short, one step of it in numpy at rate 0.1
 TABLE = {
-    "gradient_descent": (lambda lr: optimizers.gradient_descent(lr), descend, ()),
-    "momentum": (lambda lr: optimizers.momentum(lr, 0.9), accumulate, ("momentum",)),
-    "nesterov": (lambda lr: optimizers.momentum(lr, 0.9, use_nesterov=True), nesterov, ("momentum",)),
-    "adam": (lambda lr: optimizers.adam(lr, 0.9, 0.99, epsilon=0.01), adam, ("m", "v")),
+    "gradient_descent": (lambda lr: optimizers.gradient_descent(lr), descend),
+    "momentum": (lambda lr: optimizers.momentum(lr, 0.9), accumulate),
+    "nesterov": (lambda lr: optimizers.momentum(lr, 0.9, use_nesterov=True), nesterov),
+    "adam": (lambda lr: optimizers.adam(lr, 0.9, 0.99, epsilon=0.01), adam),
+    "adagrad": (lambda lr: optimizers.adagrad(lr), None),
+    "adagrad_da": (lambda lr: optimizers.adagrad_da(lr, l1_regularization_strength=0.01), None),
+    "adadelta": (lambda lr: optimizers.adadelta(lr), None),
+    "rmsprop": (lambda lr: optimizers.rmsprop(lr, momentum=0.5), None),
+    "rmsprop_centered": (lambda lr: optimizers.rmsprop(lr, centered=True), None),
+    "ftrl": (lambda lr: optimizers.ftrl(lr, l1_regularization_strength=0.01), None),
+    "proximal_gradient_descent": (lambda lr: optimizers.proximal_gradient_descent(lr, 0.01, 0.1), None),
+    "proximal_adagrad": (lambda lr: optimizers.proximal_adagrad(lr, 0.1, 0.01, 0.1), None),
 }
+WITH_FORMULA = [name for name, (_, rule) in TABLE.items() if rule is not None]
 PARAMS = {"a": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "b": {"c": jnp.float32(0.25)}}
 
 
@@ -58,9 +67,11 @@ def run(transform, params, steps=5, update=None):
     return params, state
 
 
+@pytest.mark.parametrize("case", WITH_FORMULA, indirect=True)
 def test_numbers_are_those_of_the_formula(case):
-    make, rule, slots = case
+    make, rule = case
     params, state = run(make(0.1), PARAMS)
+    slots = list(state.slots)
     for name in ("a", "c"):
         value = np.array(PARAMS["a"] if name == "a" else PARAMS["b"]["c"], np.float64)
         kept = {slot: np.zeros_like(value) for slot in slots}
@@ -129,6 +140,16 @@ def test_plain_optax_shows_no_rate_but_injected_hyperparameters_do():
         (lambda: optimizers.momentum(0.1, -0.5), "momentum must be >= 0, got -0.5"),
         (lambda: optimizers.adam(beta1=1.0), r"beta1 must be in \[0, 1\), got 1.0"),
         (lambda: optimizers.adam(beta2=-0.1), r"beta2 must be in \[0, 1\), got -0.1"),
+        (lambda: optimizers.adagrad(0.1, 0.0), "initial_accumulator_value must be > 0, got 0.0"),
+        (lambda: optimizers.adagrad(0.1, -1.0), "initial_accumulator_value must be > 0, got -1.0"),
+        (lambda: optimizers.adagrad_da(0.1, 0.0), "initial_gradient_squared_accumulator_value must be > 0, got 0.0"),
+        (lambda: optimizers.proximal_adagrad(0.1, 0.0), "initial_accumulator_value must be > 0, got 0.0"),
+        (lambda: optimizers.ftrl(0.1, initial_accumulator_value=-1), "initial_accumulator_value must be >= 0, got -1"),
+        (lambda: optimizers.ftrl(0.1, learning_rate_power=0.5), "learning_rate_power must be <= 0, got 0.5"),
+        (lambda: optimizers.ftrl(0.1, l1_regularization_strength=-1), "l1_regularization_strength must be >= 0, got"),
+        (lambda: optimizers.ftrl(0.1, l2_regularization_strength=-1), "l2_regularization_strength must be >= 0, got"),
+        (lambda: optimizers.ftrl(0.1, l2_shrinkage_regularization_strength=-1), "l2_shrinkage_regularization_streng"),
+        (lambda: optimizers.adadelta(epsilon=-1.0), "epsilon must be >= 0, got -1.0"),
     ],
 )
 def test_bad_hyperparameters_are_refused(make, message):

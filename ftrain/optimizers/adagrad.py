@@ -1,0 +1,19 @@
+"""Adagrad: step sizes that shrink with the squared gradients seen so far."""
+
+import jax
+import optax
+
+from ftrain.optimizers.checks import check_positive
+from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+
+
+def adagrad(learning_rate: LearningRate, initial_accumulator_value: float = 0.1) -> optax.GradientTransformation:
+    """Duchi et al. 2011: a += g * g; p -= lr * g / sqrt(a)."""
+    check_positive(initial_accumulator_value=initial_accumulator_value)
+
+    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+        del parameter, count
+        accumulator = slots["accumulator"] + gradient * gradient
+        return -rate * gradient * jax.lax.rsqrt(accumulator), {"accumulator": accumulator}
+
+    return from_rule(rule, learning_rate, slots={"accumulator": initial_accumulator_value})

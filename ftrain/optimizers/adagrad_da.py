@@ -1,0 +1,36 @@
+"""Adagrad with dual averaging: parameters are computed anew from all gradients so far, so they can be exactly zero."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ftrain.optimizers.checks import check_positive
+from ftrain.optimizers.proximal import shrink
+from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+
+
+def adagrad_da(
+    learning_rate: LearningRate,
+    initial_gradient_squared_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+) -> optax.GradientTransformation:
+    """Duchi et al. 2011, with t the number of this update, from 1:
+
+    s += g; a += g * g; p = -lr * shrink(s, l1 * t) / (l2 * t * lr + sqrt(a))
+    """
+    check_positive(initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value)
+
+    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+        time = (count + 1).astype(parameter.dtype)
+        total = slots["gradient_accumulator"] + gradient
+        squares = slots["gradient_squared_accumulator"] + gradient * gradient
+        shrunk = shrink(total, l1_regularization_strength * time)
+        new = -rate * shrunk / (l2_regularization_strength * time * rate + jnp.sqrt(squares))
+        return new - parameter, {"gradient_accumulator": total, "gradient_squared_accumulator": squares}
+
+    initial = {
+        "gradient_accumulator": 0.0,
+        "gradient_squared_accumulator": initial_gradient_squared_accumulator_value,
+    }
+    return from_rule(rule, learning_rate, slots=initial)

@@ -1,0 +1,47 @@
+"""FTRL-proximal: follow the regularized leader, for models that should stay sparse."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ftrain.optimizers.checks import check_not_negative
+from ftrain.optimizers.proximal import shrink
+from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+
+
+def ftrl(
+    learning_rate: LearningRate,
+    learning_rate_power: float = -0.5,
+    initial_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    l2_shrinkage_regularization_strength: float = 0.0,
+    beta: float = 0.0,
+) -> optax.GradientTransformation:
+    """McMahan et al. 2013, with k = learning_rate_power:
+
+    n' = n + g * g; z += g + 2 * l2_shrinkage * p - (n'**-k - n**-k) / lr * p; n = n'
+    p = -shrink(z, l1) / (n**-k / lr + 2 * l2 + beta / lr)
+    """
+    check_not_negative(
+        initial_accumulator_value=initial_accumulator_value,
+        l1_regularization_strength=l1_regularization_strength,
+        l2_regularization_strength=l2_regularization_strength,
+        l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
+    )
+    if not learning_rate_power <= 0:
+        raise ValueError(f"learning_rate_power must be <= 0, got {learning_rate_power}")
+
+    def power(accumulator: jax.Array) -> jax.Array:
+        return jnp.sqrt(accumulator) if learning_rate_power == -0.5 else jnp.power(accumulator, -learning_rate_power)
+
+    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+        del count
+        accumulator = slots["accum"] + gradient * gradient
+        shrunk = gradient + 2 * l2_shrinkage_regularization_strength * parameter
+        linear = slots["linear"] + shrunk - (power(accumulator) - power(slots["accum"])) / rate * parameter
+        curvature = power(accumulator) / rate + 2 * (l2_regularization_strength + beta / (2 * rate))
+        new = -shrink(linear, l1_regularization_strength) / curvature
+        return new - parameter, {"accum": accumulator, "linear": linear}
+
+    return from_rule(rule, learning_rate, slots={"accum": initial_accumulator_value, "linear": 0.0})

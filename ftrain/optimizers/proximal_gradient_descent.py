@@ -1,0 +1,21 @@
+"""Proximal gradient descent: a step, and then what l1 and l2 regularization leave of it."""
+
+import jax
+import optax
+
+from ftrain.optimizers.proximal import proximal_point
+from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+
+
+def proximal_gradient_descent(
+    learning_rate: LearningRate, l1_regularization_strength: float = 0.0, l2_regularization_strength: float = 0.0
+) -> optax.GradientTransformation:
+    """Duchi and Singer 2009: p = shrink(p - lr * g, lr * l1) / (1 + lr * l2)."""
+
+    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+        del count
+        stepped = parameter - rate * gradient
+        new = proximal_point(stepped, rate, l1_regularization_strength, l2_regularization_strength)
+        return new - parameter, slots
+
+    return from_rule(rule, learning_rate)

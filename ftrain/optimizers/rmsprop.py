@@ -1,0 +1,32 @@
+"""RMSProp: steps scaled by a running mean of squared gradients."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+
+
+def rmsprop(
+    learning_rate: LearningRate,
+    decay: float = 0.9,
+    momentum: float = 0.0,
+    epsilon: float = 1e-10,
+    centered: bool = False,
+) -> optax.GradientTransformation:
+    """Hinton 2012: r = decay * r + (1 - decay) * g * g, from 1; d = momentum * d + lr * g / sqrt(r + epsilon); p -= d.
+
+    With `centered`, h = decay * h + (1 - decay) * g, and r - h * h stands for r in the square root.
+    """
+
+    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+        del count
+        fresh = 1 - jnp.asarray(decay, parameter.dtype)
+        rms = slots["rms"] + (gradient * gradient - slots["rms"]) * fresh
+        means = {"mg": slots["mg"] + (gradient - slots["mg"]) * fresh} if centered else {}
+        variance = rms - means["mg"] * means["mg"] if centered else rms
+        step = momentum * slots["momentum"] + rate * gradient * jax.lax.rsqrt(variance + epsilon)
+        return -step, {"rms": rms, "momentum": step} | means
+
+    slots = {"rms": 1.0, "momentum": 0.0} | ({"mg": 0.0} if centered else {})
+    return from_rule(rule, learning_rate, slots=slots)
