@@ -15,7 +15,14 @@ ROOMS = {
     "cluster": {"make_mesh", "split_batch"},
     "data": {"ArraySource", "Pipeline", "Prefetcher", "Source", "WindowSource", "feed"},
     "formats": {"DamagedRecordError", "frame_record", "read_records"},
-    "gradients": {"clip_by_global_norm", "global_norm"},
+    "gradients": {
+        "as_transform",
+        "clip_by_average_norm",
+        "clip_by_global_norm",
+        "clip_by_norm",
+        "clip_by_value",
+        "global_norm",
+    },
     "hooks": {
         "CheckpointSaver",
         "Evaluator",

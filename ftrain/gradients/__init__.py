@@ -1,4 +1,8 @@
 """What happens to gradients before an optimizer sees them."""
 
+from ftrain.gradients.clipping import as_transform as as_transform
+from ftrain.gradients.clipping import clip_by_average_norm as clip_by_average_norm
 from ftrain.gradients.clipping import clip_by_global_norm as clip_by_global_norm
+from ftrain.gradients.clipping import clip_by_norm as clip_by_norm
+from ftrain.gradients.clipping import clip_by_value as clip_by_value
 from ftrain.gradients.clipping import global_norm as global_norm

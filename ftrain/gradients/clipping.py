@@ -1,4 +1,10 @@
-"""Clipping: gradients scaled down when they are too long."""
+"""Clipping: gradients bounded by value or scaled down when they are too long, as pure functions over pytrees.
+
+A leaf that is None stays None.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,20 +12,64 @@ import optax
 
 from ftrain.tree import Tree
 
+Bound = jax.typing.ArrayLike
+
+
+def clip_by_value(tree: Tree, clip_value_min: Bound, clip_value_max: Bound) -> Tree:
+    """max(min(leaf, clip_value_max), clip_value_min), element by element; bounds broadcast."""
+
+    def clip(leaf: jax.Array) -> jax.Array:
+        low, high = (jnp.asarray(bound, leaf.dtype) for bound in (clip_value_min, clip_value_max))
+        return jnp.maximum(jnp.minimum(leaf, high), low)
+
+    return jax.tree.map(clip, tree)
+
+
+def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | None = None) -> Tree:
+    """Each leaf by itself: leaf * clip_norm / max(norm, clip_norm), its norm taken along `axes`, or of the whole."""
+
+    def clip(leaf: jax.Array) -> jax.Array:
+        limit = jnp.maximum(jnp.asarray(clip_norm, leaf.dtype), 0)
+        squares = jnp.sum(leaf * leaf, axis=axes, keepdims=True)
+        return jnp.reshape(leaf * limit / jnp.maximum(jnp.sqrt(squares), limit), leaf.shape)
+
+    return jax.tree.map(clip, tree)
+
+
+def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
+    """Each leaf by itself: leaf * clip_norm / max(norm / size, clip_norm)."""
+
+    def clip(leaf: jax.Array) -> jax.Array:
+        limit = jnp.asarray(clip_norm, leaf.dtype)
+        inverse = jax.lax.rsqrt(jnp.sum(leaf * leaf)) * leaf.size
+        return leaf * limit * jnp.minimum(inverse, 1 / limit)
+
+    return jax.tree.map(clip, tree)
+
 
 def global_norm(tree: Tree) -> jax.Array:
     """The length of all leaves taken as one vector: sqrt(sum of squares)."""
-    return optax.tree.norm(tree)
+    return jnp.asarray(optax.tree.norm(tree), dtype=None if jax.tree.leaves(tree) else jnp.result_type(float))
 
 
-def clip_by_global_norm(
-    tree: Tree, clip_norm: jax.typing.ArrayLike, use_norm: jax.typing.ArrayLike | None = None
-) -> tuple[Tree, jax.Array]:
-    """All leaves scaled by clip_norm / max(norm, clip_norm), and the norm they had before.
+def clip_by_global_norm(tree: Tree, clip_norm: Bound, use_norm: Bound | None = None) -> tuple[Tree, jax.Array]:
+    """All leaves scaled by clip_norm * min(1 / norm, 1 / clip_norm), and the norm they had before.
 
     A norm that is not finite makes every leaf NaN, so that it cannot pass unseen. `use_norm` is the norm if it is
     already known.
     """
     norm = global_norm(tree) if use_norm is None else jnp.asarray(use_norm)
-    scale = jnp.where(jnp.isfinite(norm), clip_norm / jnp.maximum(norm, clip_norm), jnp.nan)
+    limit = jnp.asarray(clip_norm, norm.dtype)
+    scale = jnp.where(jnp.isfinite(norm), limit * jnp.minimum(1 / norm, 1 / limit), jnp.nan)
     return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), tree), norm
+
+
+def as_transform(function: Callable[..., Any], *arguments: Any, **options: Any) -> optax.GradientTransformation:
+    """A function over gradients as a transform for `optax.chain`: `as_transform(clip_by_norm, 1.0)`."""
+
+    def apply(gradients: Tree, params: Tree | None) -> Tree:
+        del params
+        result = function(gradients, *arguments, **options)
+        return result[0] if function is clip_by_global_norm else result
+
+    return optax.stateless(apply)

@@ -1,10 +1,18 @@
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.gradients import clip_by_global_norm, global_norm
+from ftrain.gradients import (
+    as_transform,
+    clip_by_average_norm,
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+    global_norm,
+)
 
 VALUES = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=6)
 
@@ -38,3 +46,29 @@ def test_dtypes_are_kept_and_a_known_norm_is_used():
     assert clipped["a"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(clipped["a"].astype(jnp.float32), 0.5 * np.ones(4))
     assert norm == 2.0
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (clip_by_value, (-0.5, 0.5)),
+        (clip_by_norm, (0.5,)),
+        (clip_by_average_norm, (0.1,)),
+        (clip_by_global_norm, (0.5,)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_each_is_also_a_transform_for_a_chain(function, arguments):
+    tree = {"a": jnp.array([1.0, -2.0, 0.1]), "b": None, "c": jnp.full((2, 2), 3.0)}
+    chained = optax.chain(as_transform(function, *arguments), optax.scale(-1.0))
+    updates, _ = chained.update(tree, chained.init(tree))
+    plain = function(tree, *arguments)
+    expected = plain[0] if function is clip_by_global_norm else plain
+    np.testing.assert_allclose(updates["a"], -expected["a"], rtol=1e-6)
+    np.testing.assert_allclose(updates["c"], -expected["c"], rtol=1e-6)
+    assert updates["b"] is None
+
+
+def test_norms_along_axes():
+    leaf = jnp.array([[3.0, 4.0], [0.3, 0.4]])
+    np.testing.assert_allclose(clip_by_norm(leaf, 1.0, axes=1), [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
