@@ -45,11 +45,13 @@ ROOMS = {
         "current_learning_rate",
         "from_rule",
         "ftrl",
+        "get_slot",
         "gradient_descent",
         "momentum",
         "proximal_adagrad",
         "proximal_gradient_descent",
         "rmsprop",
+        "slot_names",
     },
     "schedules": {
         "Schedule",

@@ -15,3 +15,5 @@ from ftrain.optimizers.rule import OptimizerState as OptimizerState
 from ftrain.optimizers.rule import apply_updates as apply_updates
 from ftrain.optimizers.rule import current_learning_rate as current_learning_rate
 from ftrain.optimizers.rule import from_rule as from_rule
+from ftrain.optimizers.slots import get_slot as get_slot
+from ftrain.optimizers.slots import slot_names as slot_names

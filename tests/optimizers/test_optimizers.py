@@ -161,3 +161,26 @@ def test_parameters_must_be_passed():
     transform = optimizers.adam()
     with pytest.raises(ValueError, match="needs the parameters"):
         transform.update(PARAMS, transform.init(PARAMS))
+
+
+def test_slots_are_listed_and_read_by_name_in_a_chain():
+    chained = optax.chain(optax.clip_by_global_norm(0.5), optimizers.adam(0.1), optax.scale(1.0))
+    _, state = run(chained, PARAMS, steps=2)
+    assert optimizers.slot_names(state) == ["m", "v"]
+    np.testing.assert_array_equal(optimizers.get_slot(state, "b/c", "m"), state[1].slots["m"]["b"]["c"])
+    with pytest.raises(KeyError, match="there is no slot n; there are m, v"):
+        optimizers.get_slot(state, "a", "n")
+    with pytest.raises(KeyError, match="no parameter z has a slot m; these have: a, b/c"):
+        optimizers.get_slot(state, "z", "m")
+
+
+def test_slots_of_masked_parameters_are_those_that_are_trained():
+    masked = optax.masked(optimizers.momentum(0.1, 0.9), {"a": True, "b": False})
+    state = masked.init(PARAMS)
+    assert optimizers.get_slot(state, "a", "momentum").shape == (2, 2)
+    with pytest.raises(KeyError, match="no parameter b/c"):
+        optimizers.get_slot(state, "b/c", "momentum")
+
+
+def test_plain_optax_has_no_slots_that_we_know():
+    assert optimizers.slot_names(optax.adam(0.1).init(PARAMS)) == []
