@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from ftrain.checkpoints.matching import describe_differences
@@ -31,8 +32,9 @@ class CheckpointManager:
             manager.save(100, tree)
             tree = manager.restore(like=tree)
 
-    A save returns once the values are copied; writing goes on behind it. A checkpoint appears under its number all at
-    once, when it is complete, and an older one is deleted only after that. Opening a directory changes nothing in it.
+    Inside of `with`, a save returns once the values are copied, and writing goes on behind it; outside, where nothing
+    waits for it at the end of the program, it returns when all is written. A checkpoint appears under its number all
+    at once, when it is complete, and an older one is deleted only after that. Opening a directory does not change it.
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 3):
@@ -42,6 +44,7 @@ class CheckpointManager:
         self.keep = keep
         self._unfinished: tuple[int, _Response] | None = None
         self._swept = False
+        self._entered = False
 
     def steps(self) -> list[int]:
         """The steps that can be restored, oldest first."""
@@ -62,7 +65,9 @@ class CheckpointManager:
             raise CheckpointError(f"{self._path(step)} exists already; checkpoints are never written over")
         if self._path(step).exists():  # without its commit file: a broken copy, say
             self._path(step).rename(_unused(self._path(step).with_name(f"{step}.incomplete")))
-        self._unfinished = step, ocp.save_async(str(self._path(step)), tree)
+        self._unfinished = step, ocp.save_async(str(self._path(step)), _as_arrays(tree))
+        if not self._entered:
+            self.wait()
 
     def restore(self, like: Tree, step: int | None = None) -> Tree:
         """The tree saved under `step`, or the newest one; `like` gives its structure, shapes, dtypes and shardings."""
@@ -105,6 +110,7 @@ class CheckpointManager:
         self.wait()
 
     def __enter__(self) -> "CheckpointManager":
+        self._entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,14 +130,33 @@ class CheckpointManager:
         self._swept = True
 
 
-def _abstract(leaf: jax.typing.ArrayLike) -> jax.ShapeDtypeStruct:
-    array = leaf if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) else jax.numpy.asarray(leaf)
+def _as_arrays(tree: Tree) -> Tree:
+    """The tree with plain numbers as arrays; what is neither cannot be saved, and its leaf is named."""
+    for name, leaf in named_leaves(tree).items():
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+            raise CheckpointError(f"leaf {name} is a {type(leaf).__name__}; only arrays and numbers can be saved")
+        if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSU":
+            raise CheckpointError(f"leaf {name} is an array of {leaf.dtype}; only arrays of numbers can be saved")
+    return jax.tree.map(_as_array, tree)
+
+
+def _as_array(leaf: Any) -> Any:
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)):
+        return leaf
+    return np.asarray(leaf, dtype=jax.numpy.result_type(leaf))
+
+
+def _abstract(leaf: Any) -> Any:
+    """What Orbax is told to load a leaf as: numpy arrays stay numpy, which keeps their 64 bits."""
+    array = _as_array(leaf)
+    if isinstance(array, np.ndarray):
+        return np.empty(array.shape, array.dtype)
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def _as_stored(leaf: Any) -> Any:
     """The shape and dtype that a leaf has on disk: keys are stored as the numbers they are made of."""
-    array = leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
+    array = _as_array(leaf)
     is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
     return jax.eval_shape(jax.random.key_data, array) if is_key else array
 

@@ -14,6 +14,7 @@ class CheckpointSaver(Hook):
         self.manager = CheckpointManager(directory, keep=keep)
 
     def start(self, state: TrainState) -> TrainState:
+        self.manager.__enter__()  # close() leaves it
         return state if self.manager.latest() is None else self.manager.restore(like=state)
 
     def after_step(self, report: Report) -> None:

@@ -89,6 +89,32 @@ def test_a_directory_without_its_commit_file_is_put_aside(manager):
     assert (manager.directory / "1.incomplete" / "precious").exists()
 
 
+def test_numpy_arrays_keep_their_64_bits(manager):
+    precise = {"f": np.array([1 / 3]), "i": np.array([2**40 + 1])}
+    manager.save(1, precise)
+    assert_same(manager.restore(like=precise), precise)
+
+
+def test_plain_numbers_are_saved_as_arrays(manager):
+    numbers = {"int": 3, "float": 2.5, "bool": True, "numpy": np.float32(1.5), "none": None}
+    manager.save(1, numbers)
+    restored = manager.restore(like=numbers)
+    assert {name: value if value is None else value.item() for name, value in restored.items()} == numbers
+
+
+@pytest.mark.parametrize("leaf", ["hi", np.array(["a"]), object()], ids=["str", "array of str", "object"])
+def test_what_cannot_be_saved_is_named(manager, leaf):
+    with pytest.raises(CheckpointError, match="leaf nested/0 is a"):
+        manager.save(1, {"nested": [leaf]})
+    assert manager.steps() == []
+
+
+def test_outside_of_with_a_save_is_complete_when_it_returns(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, tree())
+    assert CheckpointManager(tmp_path).steps() == [1]
+
+
 def test_a_checkpoint_is_never_written_over(manager):
     manager.save(1, tree(1.0))
     with pytest.raises(CheckpointError, match="1 exists already"):
