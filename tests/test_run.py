@@ -100,3 +100,9 @@ def test_ctrl_c_saves_before_it_raises(pipeline, tmp_path):
             loss_fn, init_params(), pipeline, optimizer=MOMENTUM, directory=tmp_path, hooks=[QUIET, Interrupt()]
         )
     assert CheckpointManager(tmp_path / "checkpoints").latest() >= 20
+
+
+@pytest.mark.parametrize("steps", [0, 2.5])
+def test_steps_must_be_a_whole_number(pipeline, steps):
+    with pytest.raises(ValueError, match=f"must be a whole number >= 1, got {steps}"):
+        ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=steps)

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,13 +61,16 @@ class CheckpointManager:
 
     def save(self, step: int, tree: Tree) -> None:
         """Start to save `tree` under `step`, after the save before this one has finished."""
+        if not isinstance(step, int) or step < 0:
+            raise CheckpointError(f"a step must be a whole number >= 0, got {step!r}")
+        arrays = _as_arrays(tree)
         self.wait()
         self._sweep()
         if step in self.steps():
             raise CheckpointError(f"{self._path(step)} exists already; checkpoints are never written over")
         if self._path(step).exists():  # without its commit file: a broken copy, say
             self._path(step).rename(_unused(self._path(step).with_name(f"{step}.incomplete")))
-        self._unfinished = step, ocp.save_async(str(self._path(step)), _as_arrays(tree))
+        self._unfinished = step, ocp.save_async(str(self._path(step)), arrays)
         if not self._entered:
             self.wait()
 
@@ -73,7 +78,8 @@ class CheckpointManager:
         """The tree saved under `step`, or the newest one; `like` gives its structure, shapes, dtypes and shardings."""
         self.wait()
         path = self.check(like, step)
-        return ocp.load(str(path), jax.tree.map(_abstract, like))
+        with self._reading(path):
+            return ocp.load(str(path), jax.tree.map(_abstract, like))
 
     def check(self, like: Tree, step: int | None = None) -> Path:
         """The path of a checkpoint, if it is there and its leaves are those of `like`; only shapes are looked at."""
@@ -84,7 +90,10 @@ class CheckpointManager:
         if step not in there:
             raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {there}")
         path = self._path(step)
-        found = named_leaves(ocp.metadata(str(path)).metadata)
+        with self._reading(path):
+            found = named_leaves(ocp.metadata(str(path)).metadata)
+            if not found:
+                raise FileNotFoundError("it has no leaves")
         differences = describe_differences(found, named_leaves(jax.tree.map(_as_stored, like)))
         if differences:
             raise CheckpointError(f"{path} does not fit: " + "; ".join(differences))
@@ -102,11 +111,14 @@ class CheckpointManager:
 
     def delete(self, step: int) -> None:
         """Delete a checkpoint; at no moment does half of one stand under its number."""
+        if step not in self.steps():
+            raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {self.steps()}")
         aside = self._path(step).with_name(f"{step}{_DELETING}")
         self._path(step).rename(aside)
         shutil.rmtree(aside)
 
     def close(self) -> None:
+        self._entered = False
         self.wait()
 
     def __enter__(self) -> "CheckpointManager":
@@ -115,6 +127,16 @@ class CheckpointManager:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def _reading(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            reason = f"{error}".strip().partition("\n")[0][:200]
+            older = [step for step in self.steps() if step < int(path.name)]
+            way_out = f"delete it to go on from step {older[-1]}" if older else "there is no older one"
+            raise CheckpointError(f"{path} cannot be read; it may be damaged: {reason}\n{way_out}") from error
 
     def _path(self, step: int) -> Path:
         return self.directory / str(step)
@@ -132,7 +154,10 @@ class CheckpointManager:
 
 def _as_arrays(tree: Tree) -> Tree:
     """The tree with plain numbers as arrays; what is neither cannot be saved, and its leaf is named."""
-    for name, leaf in named_leaves(tree).items():
+    leaves = named_leaves(tree)
+    if not leaves:
+        raise CheckpointError("there is nothing to save: the tree has no leaves")
+    for name, leaf in leaves.items():
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
             raise CheckpointError(f"leaf {name} is a {type(leaf).__name__}; only arrays and numbers can be saved")
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSU":

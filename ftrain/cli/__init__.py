@@ -1,6 +1,7 @@
 """The command line: one file a command. Heavy imports stand inside the commands, so that --help is quick."""
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -44,6 +45,9 @@ def _options(
 
 def main() -> None:
     """Run a command. A user's mistake is one or two lines and exit code 2, never a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until a run handles it, Ctrl-C ends the process: an exception could be lost in somebody's import.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.path.append(os.getcwd())  # so that a config can name a task of the user's own in the working directory
     try:
         sys.exit(app(standalone_mode=False))

@@ -16,6 +16,8 @@ def evaluate(
     from ftrain.hooks.console import format_values
     from ftrain.training import use_compilation_cache
 
+    if not (run / CONFIG).exists():
+        raise ConfigError(f"{run / CONFIG}: there is no such file; RUN is a directory that `ftrain train` made")
     use_compilation_cache()
     job = build(plan(load(run / CONFIG)), directory=run)
     if job.evaluator is None:

@@ -57,8 +57,8 @@ class Job:
         try:
             state = self.abstract_state()
             return state, jax.eval_shape(self.step, state, self.pipeline.batch(0))[1]
-        except (ValueError, TypeError) as error:
-            what = str(error).strip().partition("\n")[0]
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}") from error
 
 

@@ -88,4 +88,5 @@ def _import(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise LookupError(f"{name!r} cannot be imported: {error}") from error
+        where = "it is looked for in the working directory and among installed packages"
+        raise LookupError(f"{name!r} cannot be imported: {error}; {where}") from error

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ftrain.data.pipeline import Pipeline
@@ -18,6 +18,8 @@ def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Prefetcher":
     A pipeline is asked for exactly those steps. A plain iterable cannot be: it gives whatever it yields next, so a
     resumed run sees other batches than the first one did.
     """
+    if isinstance(data, Mapping):
+        raise TypeError(f"data is a dict with {', '.join(data)}: use Pipeline(ArraySource(data), batch_size=...)")
     if isinstance(data, Pipeline):
         return Prefetcher(data.chunks(start, _chunk_size(data)))
     return Prefetcher([batch] for batch in data)

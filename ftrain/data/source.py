@@ -20,6 +20,8 @@ class ArraySource:
     """Arrays in memory (or memory-mapped), one example to an entry of the first axis."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
+        if not isinstance(arrays, Mapping):
+            raise TypeError(f"an ArraySource takes arrays by name, {{'x': array}}, got {type(arrays).__name__}")
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         if not self.arrays:
             raise ValueError("an ArraySource needs at least one array")

@@ -31,7 +31,10 @@ class Evaluator(Hook):
     def measure(self, state: TrainState) -> dict[str, Value]:
         """What the evaluation of a state gives, under the names it is published by."""
         params = state.averages if self.use_averages else state.params
-        return {f"eval/{name}": value for name, value in self.evaluate(params).items()}
+        measured = self.evaluate(params)
+        if not isinstance(measured, Mapping):
+            raise TypeError(f"evaluate must return a dict of numbers and texts, got {measured!r:.60}")
+        return {f"eval/{name}": value for name, value in measured.items()}
 
     def after_step(self, report: Report) -> None:
         report.publish(self.measure(report.state))

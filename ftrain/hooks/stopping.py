@@ -14,8 +14,8 @@ class StopAtStep(Hook):
     """Stop after step `last_step`; a run that has come so far already takes no step at all."""
 
     def __init__(self, last_step: int):
-        if last_step < 1:
-            raise ValueError(f"last_step must be >= 1, got {last_step}")
+        if not isinstance(last_step, int) or last_step < 1:
+            raise ValueError(f"the last step must be a whole number >= 1, got {last_step}")
         self.last_step = last_step
         self.when = at(last_step)
 

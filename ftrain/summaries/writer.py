@@ -47,6 +47,12 @@ class SummaryWriter:
     def close(self) -> None:
         self._file.close()
 
+    def __enter__(self) -> "SummaryWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _add(self, event: Event) -> None:
         event.wall_time = time.time()
         self._file.write(frame_record(event.SerializeToString()))

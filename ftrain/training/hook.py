@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ftrain.training.packing import StepMetrics
 from ftrain.training.state import TrainState
@@ -50,13 +51,20 @@ class Report:
 
     def publish(self, values: Mapping[str, Value]) -> None:
         """Hand values of your own to all hooks: to those due at this step in `values`, to the others by `receive`."""
-        plain = {name: value if isinstance(value, str) else float(value) for name, value in values.items()}
+        plain = {name: _plain(name, value) for name, value in values.items()}
         self.published.update(plain)
         self._publish(plain)
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after this step."""
         self._request_stop(reason)
+
+
+def _plain(name: str, value: Any) -> Value:
+    try:
+        return value if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number or a text to be published, got {value!r:.60}") from None
 
 
 class Hook:

@@ -3,6 +3,7 @@
 import functools
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -52,6 +53,9 @@ class Loop:
     ):
         use_compilation_cache()
         self.hooks = list(hooks)
+        for hook in self.hooks:
+            if not isinstance(hook, Hook):
+                raise TypeError(f"hooks must be instances of ftrain.Hook, got {hook!r}")
         self.stop_reason: str | None = None
         self.interrupted = False
         self._data, self._mesh = data, mesh
@@ -103,7 +107,7 @@ class Loop:
     def step(self) -> None:
         """One step: dispatched to the device, not waited for."""
         if self._batches is None:
-            raise RuntimeError("enter the loop before its first step: with Loop(...) as loop")
+            raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -133,6 +137,12 @@ class Loop:
         self._state = state
         self._count = self.start_step = int(state.step)
         self._batches = feed(self._data, self._count)
+        if self._count and not isinstance(self._data, Pipeline):
+            warnings.warn(
+                f"resuming at step {self._count} with data that cannot be asked for a step: it gives its batches from "
+                "where it stands; a Pipeline would repeat the run exactly",
+                stacklevel=2,
+            )
         self._fired = [time.monotonic()] * len(self.hooks)
         self._look_ahead()
         report = self.report()

@@ -13,7 +13,7 @@ from ftrain.cluster import mesh as meshes
 from ftrain.gradients import clip_by_global_norm, global_norm
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.training.state import TrainState
-from ftrain.tree import Tree
+from ftrain.tree import Tree, named_leaves
 
 Batch = Any  # a pytree of arrays with a leading axis of examples, most often a dict
 Metrics = dict[str, jax.Array]
@@ -50,10 +50,13 @@ def make_step(
         raise ValueError(f"clip_global_norm must be > 0, got {clip_global_norm}")
     if averages is not None and not 0 <= averages < 1:
         raise ValueError(f"averages must be a decay in [0, 1), got {averages}")
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(f"optimizer must be an optax.GradientTransformation, such as adam(0.001), got {optimizer!r}")
     objective = _with_auxiliaries(loss_fn, with_model_state)
     optimizer = optax.with_extra_args_support(optimizer)  # some look at the loss, or search along a line
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        _check_params(state.params)
         rng = jax.random.fold_in(state.rng, state.step)
         differentiate = jax.value_and_grad(objective, has_aux=True)
         (loss, (metrics, model_state)), gradients = differentiate(state.params, batch, rng, state.model_state)
@@ -105,14 +108,24 @@ def _with_auxiliaries(loss_fn: LossFunction, with_model_state: bool) -> Callable
             loss, metrics, model_state = loss_fn(params, batch, rng, model_state)
         else:
             result = loss_fn(params, batch, rng)
-            loss, metrics = result if isinstance(result, tuple) else (result, {})
+            loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         _check_result(loss, metrics)
         return loss, (dict(metrics), model_state)
 
     return objective
 
 
+def _check_params(params: Tree) -> None:
+    for name, leaf in named_leaves(params).items():
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"parameter {name} is {leaf.dtype}, which has no gradient; keep what is not trained in model_state"
+            )
+
+
 def _check_result(loss: Any, metrics: Any) -> None:
+    if loss is None or isinstance(loss, (tuple, list, dict, str)):
+        raise TypeError(f"loss_fn must return a scalar loss, or a loss and a dict of metrics, got {loss!r:.80}")
     if jnp.ndim(loss) != 0:
         raise ValueError(f"loss_fn must return a scalar loss, got shape {jnp.shape(loss)}; take its mean")
     if not isinstance(metrics, Mapping):

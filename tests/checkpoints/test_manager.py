@@ -162,3 +162,32 @@ def test_plain_orbax_reads_what_we_write(manager):
 def test_keeping_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match="keep must be >= 1, got 0"):
         CheckpointManager(tmp_path, keep=0)
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, "x"])
+def test_a_step_that_is_no_number_is_refused(manager, step):
+    with pytest.raises(CheckpointError, match="a step must be a whole number >= 0"):
+        manager.save(step, tree())
+
+
+def test_an_empty_tree_is_refused(manager):
+    with pytest.raises(CheckpointError, match="the tree has no leaves"):
+        manager.save(1, {})
+
+
+def test_deleting_what_is_not_there_is_refused(manager):
+    with pytest.raises(CheckpointError, match="there is no checkpoint of step 7"):
+        manager.delete(7)
+
+
+@pytest.mark.filterwarnings("ignore")  # Orbax warns in its own words too
+@pytest.mark.parametrize("lost", ["state/_METADATA", "state/manifest.ocdbt"])
+def test_a_damaged_checkpoint_is_said_to_be_one(manager, lost):
+    manager.save(1, tree())
+    manager.save(2, tree())
+    manager.wait()
+    (manager.directory / "2" / lost).unlink()
+    with pytest.raises(
+        CheckpointError, match=r"2 cannot be read; it may be damaged: .*\ndelete it to go on from step 1"
+    ):
+        manager.restore(like=tree())

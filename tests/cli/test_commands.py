@@ -103,7 +103,7 @@ def test_schema_is_json():
         (["train", "job.toml", "run.directory=job.toml/run"], "job.toml/run cannot be written"),
         (["train", "job.toml", "task=digit"], "did you mean digits?"),
         (["check", "job.toml", "data.batch_size=65"], "larger than the data, which has 64 examples"),
-        (["eval", "nothing"], "nothing/config.toml: there is no such file"),
+        (["eval", "nothing"], "nothing/config.toml: there is no such file; RUN is a directory"),
         (["trian"], "No such command 'trian'"),
         (["train"], "Missing argument 'CONFIG'"),
         (["train", "job.toml", "--fast"], "No such option"),
@@ -148,7 +148,7 @@ def test_a_step_that_cannot_be_traced_is_told_before_anything_is_written(tmp_pat
     for command in ("check", "train"):
         done = run(command, config, "task=regression:vector_loss", "model={}", cwd=tmp_path)
         assert done.returncode == 2
-        assert "a step of regression:vector_loss fails: loss_fn must return a scalar loss" in done.stderr
+        assert "a step of regression:vector_loss fails: ValueError: loss_fn must return a scalar loss" in done.stderr
         assert done.stderr.splitlines()[1] == "ftrain --traceback ... shows where"
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
     assert "Traceback" in run("--traceback", "check", config, "task=regression:vector_loss", "model={}").stderr

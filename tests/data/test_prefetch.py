@@ -65,3 +65,8 @@ def test_large_batches_are_not_read_many_at_a_time():
     next(batches)
     batches.close()
     assert max(reads) == 2
+
+
+def test_a_dict_of_arrays_is_not_a_stream_of_batches():
+    with pytest.raises(TypeError, match=r"use Pipeline\(ArraySource\(data\), batch_size="):
+        feed({"x": np.zeros(3)})

@@ -308,7 +308,7 @@ def test_metrics_keep_their_names_when_shapes_change(pipeline):
 
 
 def test_a_step_outside_of_the_loop_says_so(pipeline):
-    with pytest.raises(RuntimeError, match="enter the loop before its first step"):
+    with pytest.raises(RuntimeError, match=r"enter it before its first step: with Loop\(\.\.\.\) as run"):
         Loop(STEP, make_state(), pipeline).step()
 
 
@@ -316,3 +316,25 @@ def test_timed_triggers_fire_by_the_clock(pipeline):
     recorder = Recorder(every(secs=1e-9))
     drive([recorder, StopAtStep(4)], pipeline)
     assert [step for _, event, step in recorder.events if event == "after"] == [1, 2, 3, 4]
+
+
+def test_a_hook_that_is_a_class_is_refused(pipeline):
+    with pytest.raises(TypeError, match="hooks must be instances of"):
+        Loop(STEP, make_state(), pipeline, hooks=[Hook])
+
+
+def test_resuming_with_a_plain_iterable_is_said(pipeline):
+    state = make_state().replace(step=jnp.int32(5))
+    with pytest.warns(UserWarning, match="resuming at step 5 with data that cannot be asked for a step"):
+        drive([], [pipeline.batch(0)], state)
+
+
+def test_a_value_that_cannot_be_published_is_named(pipeline):
+    class Publisher(Hook):
+        when = at(1)
+
+        def after_step(self, report):
+            report.publish({"vector": jnp.zeros(3)})
+
+    with pytest.raises(TypeError, match="vector must be a number or a text to be published"):
+        drive([Publisher()], pipeline)

@@ -119,6 +119,8 @@ def test_the_state_is_frozen():
         (lambda p, b, r: b["x"] @ p["w"], ValueError, r"scalar loss, got shape \(16,\)"),
         (lambda p, b, r: (p["b"], {"all": b["x"]}), ValueError, r"metric all must be a scalar, got shape \(16, 3\)"),
         (lambda p, b, r: (p["b"], [1.0]), TypeError, "metrics as a dict, got list"),
+        (lambda p, b, r: None, TypeError, "must return a scalar loss, or a loss and a dict of metrics, got None"),
+        (lambda p, b, r: (p["b"], {}, 3), TypeError, "must return a scalar loss, or a loss and a dict of metrics, got"),
     ],
 )
 def test_a_loss_function_that_returns_the_wrong_thing_is_told_so(loss, error, message):
@@ -130,3 +132,15 @@ def test_a_loss_function_that_returns_the_wrong_thing_is_told_so(loss, error, me
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         make_step(loss_fn, SGD, **options)
+
+
+def test_a_parameter_without_a_gradient_is_named():
+    params = init_params() | {"count": jnp.zeros((), jnp.int32)}
+    with pytest.raises(TypeError, match="parameter count is int32, which has no gradient; keep what is not trained in"):
+        make_step(loss_fn, SGD)(TrainState.create(params, SGD), BATCH)
+
+
+@pytest.mark.parametrize("wrong", [0.1, optax.sgd], ids=["float", "not called"])
+def test_what_is_no_optimizer_is_refused(wrong):
+    with pytest.raises(TypeError, match="optimizer must be an optax"):
+        make_step(loss_fn, wrong)
