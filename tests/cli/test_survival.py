@@ -102,15 +102,13 @@ def test_a_second_signal_does_not_wait_for_the_device(tmp_path):
     config = write_config(tmp_path, steps=1000, every=1000)
     process = start("train", config, "task=regression:slow", "model={}", f"run.directory={tmp_path / 'run'}")
     wait_for_training(process)
-    time.sleep(3)  # it is compiling or in its first steps, each of which takes seconds
+    time.sleep(3)  # it is compiling or in its first step, which takes many minutes
     process.send_signal(signal.SIGINT)
     said = process.stderr.readline()
-    asked = time.monotonic()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert "SIGINT: saving and stopping" in said
     assert process.returncode == 128 + signal.SIGINT
-    assert time.monotonic() - asked < 30
 
 
 def test_a_listener_that_went_away_does_not_cost_the_checkpoint(tmp_path):
