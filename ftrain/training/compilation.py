@@ -2,14 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 
 
 def use_compilation_cache() -> None:
     """Keep compiled programs in the user's cache directory, unless jax was told where to keep them, or not to."""
-    told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] - jax defines it at run time
-    if told is not None or not jax.config.jax_enable_compilation_cache:  # pyright: ignore[reportAttributeAccessIssue]
+    settings: Any = jax.config  # jax defines its attributes at run time, where a type checker cannot see them
+    if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
         return
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     jax.config.update("jax_compilation_cache_dir", str(caches / "ftrain" / "jax"))

@@ -19,7 +19,13 @@ def is_dense(case) -> bool:
     return not any(isinstance(entry, dict) for entry in entries)
 
 
-CASES = [case for case in cases("clipping") if is_dense(case)]
+# What the reference refuses, such as float64 in clip_by_average_norm, has no value to compare with.
+CASES = [
+    (case, dtype)
+    for case in cases("clipping")
+    for dtype in ("float32", "float64")
+    if is_dense(case) and "value" in case[dtype]
+]
 
 
 def to_tree(entries, dtype):
@@ -31,12 +37,9 @@ def assert_equal(ours, recorded, dtype):
     np.testing.assert_allclose(np.asarray(ours, dtype), array(recorded, dtype), **tolerance)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{n}-{case['function']}" for n, case in enumerate(CASES)])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("case", "dtype"), CASES, ids=[f"{n}-{case['function']}" for n, (case, _) in enumerate(CASES)])
 def test_values_are_those_of_the_reference(case, dtype):
-    recorded = case[dtype].get("value")
-    if recorded is None:  # the reference refuses what a pytree of this dtype need not
-        return
+    recorded = case[dtype]["value"]
     arguments = dict(case["arguments"])
     function = getattr(gradients, case["function"])
     with jax.enable_x64(dtype == "float64"):
