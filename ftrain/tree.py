@@ -1,5 +1,6 @@
 """Names and sizes of pytrees; the one format of a leaf's name: its keys joined by slashes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,13 +8,30 @@ import jax
 Tree = Any  # a pytree of arrays: nested dicts, tuples, dataclasses, ...
 
 
-def named_leaves(tree: Tree) -> dict[str, Any]:
+def named_leaves(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Every leaf under its name, in the tree's own order.
 
     >>> named_leaves({"dense": {"bias": 0, "kernel": 1}, "scales": [2, 3]})
     {'dense/bias': 0, 'dense/kernel': 1, 'scales/0': 2, 'scales/1': 3}
     """
-    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_leaf)}
+
+
+def leaves_like(tree: Tree, like: Tree, what: str, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """What `tree` holds in the place of each leaf of `like`, or an error that names the first leaf that differs.
+
+    >>> leaves_like({"a": 1}, {"a": 0, "b": {"c": 0}}, "gradients")
+    Traceback (most recent call last):
+    ValueError: gradients and parameters differ: gradients have no b/c
+    """
+    structure = jax.tree.structure(like)
+    try:
+        return structure.flatten_up_to(tree)
+    except (ValueError, TypeError) as error:
+        found, wanted = named_leaves(tree, is_leaf), named_leaves(like)
+        missing = next((f"{what} have no {name}" for name in wanted if name not in found), None)
+        surplus = next((f"parameters have no {name}" for name in found if name not in wanted), None)
+        raise ValueError(f"{what} and parameters differ: {missing or surplus or error}") from None
 
 
 def count_elements(tree: Tree) -> int:

@@ -6,3 +6,8 @@ from ftrain.gradients.clipping import clip_by_global_norm as clip_by_global_norm
 from ftrain.gradients.clipping import clip_by_norm as clip_by_norm
 from ftrain.gradients.clipping import clip_by_value as clip_by_value
 from ftrain.gradients.clipping import global_norm as global_norm
+from ftrain.gradients.differentiate import value_and_grad as value_and_grad
+from ftrain.gradients.lookup import lookup as lookup
+from ftrain.gradients.rows import Rows as Rows
+from ftrain.gradients.rows import densify as densify
+from ftrain.gradients.rows import map_values as map_values

@@ -1,6 +1,6 @@
 """Clipping: gradients bounded by value or scaled down when they are too long, as pure functions over pytrees.
 
-A leaf that is None stays None.
+A leaf that is None stays None. Of `Rows` the values are bounded as they stand: a row that is named twice counts twice.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ftrain.gradients.rows import map_values, values_of
 from ftrain.tree import Tree
 
 Bound = jax.typing.ArrayLike
@@ -22,7 +23,7 @@ def clip_by_value(tree: Tree, clip_value_min: Bound, clip_value_max: Bound) -> T
         low, high = (jnp.asarray(bound, leaf.dtype) for bound in (clip_value_min, clip_value_max))
         return jnp.maximum(jnp.minimum(leaf, high), low)
 
-    return jax.tree.map(clip, tree)
+    return map_values(clip, tree)
 
 
 def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | None = None) -> Tree:
@@ -33,7 +34,7 @@ def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | Non
         squares = jnp.sum(leaf * leaf, axis=axes, keepdims=True)
         return jnp.reshape(leaf * limit / jnp.maximum(jnp.sqrt(squares), limit), leaf.shape)
 
-    return jax.tree.map(clip, tree)
+    return map_values(clip, tree)
 
 
 def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
@@ -44,12 +45,13 @@ def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
         inverse = jax.lax.rsqrt(jnp.sum(leaf * leaf)) * leaf.size
         return leaf * limit * jnp.minimum(inverse, 1 / limit)
 
-    return jax.tree.map(clip, tree)
+    return map_values(clip, tree)
 
 
 def global_norm(tree: Tree) -> jax.Array:
     """The length of all leaves taken as one vector: sqrt(sum of squares)."""
-    return jnp.asarray(optax.tree.norm(tree), dtype=None if jax.tree.leaves(tree) else jnp.result_type(float))
+    arrays = values_of(tree)
+    return jnp.asarray(optax.tree.norm(arrays), dtype=None if arrays else jnp.result_type(float))
 
 
 def clip_by_global_norm(tree: Tree, clip_norm: Bound, use_norm: Bound | None = None) -> tuple[Tree, jax.Array]:
@@ -61,7 +63,7 @@ def clip_by_global_norm(tree: Tree, clip_norm: Bound, use_norm: Bound | None = N
     norm = global_norm(tree) if use_norm is None else jnp.asarray(use_norm)
     limit = jnp.asarray(clip_norm, norm.dtype)
     scale = jnp.where(jnp.isfinite(norm), limit * jnp.minimum(1 / norm, 1 / limit), jnp.nan)
-    return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), tree), norm
+    return map_values(lambda leaf: leaf * scale.astype(leaf.dtype), tree), norm
 
 
 def as_transform(function: Callable[..., Any], *arguments: Any, **options: Any) -> optax.GradientTransformation:

@@ -3,13 +3,18 @@
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_not_negative
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
 def adadelta(
-    learning_rate: LearningRate = 0.001, rho: float = 0.95, epsilon: float = 1e-8
+    learning_rate: LearningRate = 0.001,
+    rho: float = 0.95,
+    epsilon: float = 1e-8,
+    *,
+    slot_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Zeiler 2012: a = rho * a + (1 - rho) * g * g; d = g * sqrt(u + epsilon) / sqrt(a + epsilon)
 
@@ -25,4 +30,4 @@ def adadelta(
         steps = slots["accum_update"] * keep + direction * direction * (1 - keep)
         return -rate * direction, {"accum": squares, "accum_update": steps}
 
-    return from_rule(rule, learning_rate, slots={"accum": 0.0, "accum_update": 0.0})
+    return from_rule(rule, learning_rate, slots={"accum": 0.0, "accum_update": 0.0}, slot_dtype=slot_dtype)

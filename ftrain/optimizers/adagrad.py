@@ -2,12 +2,15 @@
 
 import jax
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_positive
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
-def adagrad(learning_rate: LearningRate, initial_accumulator_value: float = 0.1) -> optax.GradientTransformation:
+def adagrad(
+    learning_rate: LearningRate, initial_accumulator_value: float = 0.1, *, slot_dtype: DTypeLike | None = None
+) -> optax.GradientTransformation:
     """Duchi et al. 2011: a += g * g; p -= lr * g / sqrt(a)."""
     check_positive(initial_accumulator_value=initial_accumulator_value)
 
@@ -16,4 +19,4 @@ def adagrad(learning_rate: LearningRate, initial_accumulator_value: float = 0.1)
         accumulator = slots["accumulator"] + gradient * gradient
         return -rate * gradient * jax.lax.rsqrt(accumulator), {"accumulator": accumulator}
 
-    return from_rule(rule, learning_rate, slots={"accumulator": initial_accumulator_value})
+    return from_rule(rule, learning_rate, slots={"accumulator": initial_accumulator_value}, slot_dtype=slot_dtype)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_positive
 from ftrain.optimizers.proximal import shrink
@@ -14,6 +15,8 @@ def adagrad_da(
     initial_gradient_squared_accumulator_value: float = 0.1,
     l1_regularization_strength: float = 0.0,
     l2_regularization_strength: float = 0.0,
+    *,
+    slot_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Duchi et al. 2011, with t the number of this update, from 1:
 
@@ -33,4 +36,4 @@ def adagrad_da(
         "gradient_accumulator": 0.0,
         "gradient_squared_accumulator": initial_gradient_squared_accumulator_value,
     }
-    return from_rule(rule, learning_rate, slots=initial)
+    return from_rule(rule, learning_rate, slots=initial, slot_dtype=slot_dtype)

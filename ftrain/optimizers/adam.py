@@ -3,13 +3,20 @@
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_fraction
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
 def adam(
-    learning_rate: LearningRate = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
+    learning_rate: LearningRate = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    *,
+    lazy: bool = True,
+    slot_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Kingma and Ba 2014, in the form of their section 2.1, where epsilon stands outside the correction.
 
@@ -27,4 +34,4 @@ def adam(
         corrected = rate * jnp.sqrt(1 - second**time) / (1 - first**time)
         return -corrected * m / (jnp.sqrt(v) + epsilon), {"m": m, "v": v}
 
-    return from_rule(rule, learning_rate, slots={"m": 0.0, "v": 0.0})
+    return from_rule(rule, learning_rate, slots={"m": 0.0, "v": 0.0}, lazy=lazy, slot_dtype=slot_dtype)

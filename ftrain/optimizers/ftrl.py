@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_not_negative
 from ftrain.optimizers.proximal import shrink
@@ -17,6 +18,8 @@ def ftrl(
     l2_regularization_strength: float = 0.0,
     l2_shrinkage_regularization_strength: float = 0.0,
     beta: float = 0.0,
+    *,
+    slot_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """McMahan et al. 2013, with k = learning_rate_power:
 
@@ -29,11 +32,12 @@ def ftrl(
         l2_regularization_strength=l2_regularization_strength,
         l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
     )
-    if not learning_rate_power <= 0:
+    if isinstance(learning_rate_power, (int, float)) and not learning_rate_power <= 0:
         raise ValueError(f"learning_rate_power must be <= 0, got {learning_rate_power}")
 
     def power(accumulator: jax.Array) -> jax.Array:
-        return jnp.sqrt(accumulator) if learning_rate_power == -0.5 else jnp.power(accumulator, -learning_rate_power)
+        is_root = isinstance(learning_rate_power, float) and learning_rate_power == -0.5
+        return jnp.sqrt(accumulator) if is_root else jnp.power(accumulator, -learning_rate_power)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         del count
@@ -44,4 +48,6 @@ def ftrl(
         new = -shrink(linear, l1_regularization_strength) / curvature
         return new - parameter, {"accum": accumulator, "linear": linear}
 
-    return from_rule(rule, learning_rate, slots={"accum": initial_accumulator_value, "linear": 0.0})
+    return from_rule(
+        rule, learning_rate, slots={"accum": initial_accumulator_value, "linear": 0.0}, slot_dtype=slot_dtype
+    )

@@ -2,12 +2,15 @@
 
 import jax
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_not_negative
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
-def momentum(learning_rate: LearningRate, momentum: float, use_nesterov: bool = False) -> optax.GradientTransformation:
+def momentum(
+    learning_rate: LearningRate, momentum: float, use_nesterov: bool = False, *, slot_dtype: DTypeLike | None = None
+) -> optax.GradientTransformation:
     """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a)."""
     check_not_negative(momentum=momentum)
 
@@ -17,4 +20,4 @@ def momentum(learning_rate: LearningRate, momentum: float, use_nesterov: bool = 
         direction = gradient + momentum * accumulated if use_nesterov else accumulated
         return -rate * direction, {"momentum": accumulated}
 
-    return from_rule(rule, learning_rate, slots={"momentum": 0.0})
+    return from_rule(rule, learning_rate, slots={"momentum": 0.0}, slot_dtype=slot_dtype)

@@ -2,6 +2,7 @@
 
 import jax
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_positive
 from ftrain.optimizers.proximal import proximal_point
@@ -13,6 +14,8 @@ def proximal_adagrad(
     initial_accumulator_value: float = 0.1,
     l1_regularization_strength: float = 0.0,
     l2_regularization_strength: float = 0.0,
+    *,
+    slot_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Duchi and Singer 2009 on Adagrad's rates, r: a += g * g; r = lr / sqrt(a)
 
@@ -28,4 +31,4 @@ def proximal_adagrad(
         new = proximal_point(stepped, own_rate, l1_regularization_strength, l2_regularization_strength)
         return new - parameter, {"accumulator": accumulator}
 
-    return from_rule(rule, learning_rate, slots={"accumulator": initial_accumulator_value})
+    return from_rule(rule, learning_rate, slots={"accumulator": initial_accumulator_value}, slot_dtype=slot_dtype)

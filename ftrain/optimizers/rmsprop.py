@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
@@ -13,6 +14,8 @@ def rmsprop(
     momentum: float = 0.0,
     epsilon: float = 1e-10,
     centered: bool = False,
+    *,
+    slot_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Hinton 2012: r = decay * r + (1 - decay) * g * g, from 1; d = momentum * d + lr * g / sqrt(r + epsilon); p -= d.
 
@@ -29,4 +32,4 @@ def rmsprop(
         return -step, {"rms": rms, "momentum": step} | means
 
     slots = {"rms": 1.0, "momentum": 0.0} | ({"mg": 0.0} if centered else {})
-    return from_rule(rule, learning_rate, slots=slots)
+    return from_rule(rule, learning_rate, slots=slots, slot_dtype=slot_dtype)

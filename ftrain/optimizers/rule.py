@@ -1,20 +1,32 @@
-"""The lift from one elementwise rule to an optax transform, and what every optimizer's state shows."""
+"""From one elementwise rule to an optax transform: what every optimizer shares."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from ftrain.gradients.rows import Rows, is_rows
+from ftrain.optimizers.checks import check_parameters, leaves_of_gradients
+from ftrain.optimizers.lifts import Slots, lift
 from ftrain.schedules import Schedule
-from ftrain.tree import Tree
+from ftrain.tree import Tree, leaves_like
 
 LearningRate = float | jax.Array | Schedule
-Slots = Mapping[str, jax.Array]
 
-# (gradient, parameter, slots, learning rate, updates applied before this one) -> (update, new slots)
-Rule = Callable[[jax.Array, jax.Array, Slots, jax.Array, jax.Array], tuple[jax.Array, Slots]]
+
+class Rule(Protocol):
+    """One elementwise algorithm: what becomes of parameters whose gradient this is.
+
+    `rate` is the learning rate, `count` the number of updates applied before this one.
+    """
+
+    def __call__(
+        self, gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ) -> tuple[jax.Array, Slots]: ...
 
 
 class OptimizerState(NamedTuple):
@@ -24,23 +36,35 @@ class OptimizerState(NamedTuple):
 
 
 def from_rule(
-    rule: Rule, learning_rate: LearningRate, slots: Mapping[str, float] | None = None
+    rule: Rule,
+    learning_rate: LearningRate,
+    slots: Mapping[str, float] | None = None,
+    *,
+    slot_dtype: jax.typing.DTypeLike | None = None,
+    lazy: bool = True,
 ) -> optax.GradientTransformation:
-    """An optax transform that applies `rule` to every leaf.
+    """An optax transform that applies `rule` to every leaf, and to the rows that `Rows` name.
 
-    `slots` names what the rule keeps for each parameter, with the value it starts from.
+    A leaf whose gradient is None stays as it is, and so do its slots.
+
+    Args:
+      slots: what the rule keeps for each parameter, with the value it starts from.
+      slot_dtype: the type of the slots and of the arithmetic, such as float32 for bfloat16 parameters; without it,
+        each parameter's own.
+      lazy: whether rows that `Rows` do not name are left alone. Otherwise they have a gradient of zero.
     """
     slots = dict(slots or {})
-    if isinstance(learning_rate, (int, float)) and not learning_rate >= 0:
-        raise ValueError(f"learning_rate must be >= 0, got {learning_rate}")
+    if isinstance(learning_rate, (int, float)) and not math.isfinite(learning_rate):
+        raise ValueError(f"learning_rate must be a finite number, got {learning_rate}")
 
     def rate(count: jax.Array) -> jax.Array:
         return jnp.asarray(learning_rate(count) if callable(learning_rate) else learning_rate)
 
     def init(params: Tree) -> OptimizerState:
+        check_parameters(params)
         count = jnp.zeros((), jnp.int32)
         filled = {
-            name: jax.tree.map(lambda leaf, value=value: jnp.full_like(leaf, value), params)
+            name: jax.tree.map(lambda leaf, value=value: jnp.full_like(leaf, value, dtype=slot_dtype), params)
             for name, value in slots.items()
         }
         return OptimizerState(count, rate(count).astype(jnp.float32), filled)
@@ -48,30 +72,41 @@ def from_rule(
     def update(gradients: Tree, state: OptimizerState, params: Tree | None = None):
         if params is None:
             raise ValueError("this optimizer needs the parameters: call update(gradients, state, params)")
+        given = leaves_of_gradients(gradients, params)
         now = rate(state.count)
 
-        def one(gradient: jax.Array, parameter: jax.Array, *values: jax.Array):
-            named = dict(zip(slots, values, strict=True))
-            return rule(gradient, parameter, named, now.astype(parameter.dtype), state.count)
+        def one(gradient: jax.Array | Rows | None, parameter: jax.Array, *values: jax.Array):
+            kept = dict(zip(slots, values, strict=True))
+            if isinstance(gradient, Rows) and not lazy:
+                gradient = gradient.to_dense(parameter)
+            dtype = jnp.dtype(slot_dtype or parameter.dtype)
+            bound = functools.partial(rule, rate=now.astype(dtype), count=state.count)
+            return lift(bound, dtype, gradient, parameter, kept)
 
-        results = jax.tree.map(one, gradients, params, *(state.slots[name] for name in slots))
-        updates, new_slots = _split(gradients, results, slots)
+        structure = jax.tree.structure(params)
+        columns = [structure.flatten_up_to(state.slots[name]) for name in slots]
+        pairs = [one(*row) for row in zip(given, jax.tree.leaves(params), *columns, strict=True)]
+        updates = structure.unflatten([update for update, _ in pairs])
+        new_slots = {name: structure.unflatten([kept[name] for _, kept in pairs]) for name in slots}
         return updates, OptimizerState(state.count + 1, now.astype(jnp.float32), new_slots)
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType] - optax types params narrower
 
 
-def _split(gradients: Tree, results: Tree, names: Mapping[str, Any]) -> tuple[Tree, dict[str, Tree]]:
-    """A tree of (update, slots) pairs, as a tree of updates and one tree for each slot."""
-    structure = jax.tree.structure(gradients)
-    pairs = structure.flatten_up_to(results)
-    updates = structure.unflatten([update for update, _ in pairs])
-    return updates, {name: structure.unflatten([kept[name] for _, kept in pairs]) for name in names}
-
-
 def apply_updates(params: Tree, updates: Tree) -> Tree:
-    """Parameters plus updates, each leaf in its own dtype."""
-    return optax.apply_updates(params, updates)
+    """Parameters plus updates, each leaf in its own dtype.
+
+    `Rows` are added to the rows they name, and where there is no update, None, a parameter stays.
+    """
+
+    def add(parameter: jax.Array, update: jax.Array | Rows | None) -> jax.Array:
+        if update is None:
+            return parameter
+        return update.add_to(parameter) if isinstance(update, Rows) else (parameter + update).astype(parameter.dtype)
+
+    structure = jax.tree.structure(params)
+    pairs = zip(jax.tree.leaves(params), leaves_like(updates, params, "updates", is_rows), strict=True)
+    return structure.unflatten([add(parameter, update) for parameter, update in pairs])
 
 
 def current_learning_rate(opt_state: Tree) -> jax.Array | None:

@@ -120,7 +120,6 @@ BAD = [
     (["data.batch_size=65"], "[data] batch_size 65 is larger than the data, which has 64 examples"),
     (["mesh.data=3"], "data.batch_size: batch_size 8 does not divide over the 3 devices of the mesh; use 6"),
     (["mesh.data=99"], "[mesh] data must be -1 or between 1 and the 4 devices there are, got 99"),
-    (["optimizer.learning_rate=-1"], "command line: [optimizer] learning_rate must be >= 0, got -1"),
     (["optimizer.momentum=-1.0"], "command line: [optimizer] momentum must be >= 0, got -1.0"),
     (["optimizer.learning_rate.decay_steps=0"], "[optimizer.learning_rate] decay_steps must be > 0, got 0"),
     (["checkpoint.keep=0"], "command line: [checkpoint] keep must be >= 1, got 0"),

@@ -1,0 +1,78 @@
+"""Reading rows of a table by their ids, in a way that `value_and_grad` can see."""
+
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import core
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+OutOfRange = Literal["error", "drop"]
+
+
+def lookup(table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRange = "error") -> jax.Array:
+    """`table[ids]`: for ids of any shape, the rows they name, in the shape `ids.shape + table.shape[1:]`.
+
+    It is `jax.numpy.take` along the first axis, but differentiated by `ftrain.gradients.value_and_grad` its table gets
+    `Rows` for a gradient. Give it the parameter itself: what was computed from a parameter, such as a table cast to
+    another type, is not a parameter, and neither is a table inside of `jax.lax.scan` or `cond`. There the gradient is
+    an ordinary one, and right.
+
+    Args:
+      out_of_range: what happens to an id below 0 or beyond the table. "error" raises IndexError where the ids are
+        known; compiled code cannot raise, and answers with rows of NaN, which no run passes over in silence. "drop"
+        answers with zeros and gives no gradient: the way to pad.
+    """
+    if out_of_range not in ("error", "drop"):
+        raise ValueError(f'out_of_range must be "error" or "drop", got {out_of_range!r}')
+    if jnp.ndim(table) < 1:
+        raise ValueError("lookup needs a table of rows, got a scalar")
+    ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"ids must be integers, got {ids.dtype}")
+    if out_of_range == "error" and not isinstance(ids, core.Tracer):
+        _check_range(np.asarray(ids), table.shape[0])
+    return lookup_p.bind(jnp.asarray(table), jnp.asarray(ids), out_of_range=out_of_range)
+
+
+def gather(table: jax.Array, ids: jax.Array, *, out_of_range: OutOfRange) -> jax.Array:
+    """What `lookup` computes, as ordinary operations."""
+    fill = jnp.nan if out_of_range == "error" and jnp.issubdtype(table.dtype, jnp.inexact) else 0
+    return table.at[ids].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
+
+
+def _check_range(ids: np.ndarray, rows: int) -> None:
+    wrong = ids[(ids < 0) | (ids >= rows)]
+    if wrong.size:
+        raise IndexError(f'id {wrong[0]} is not in a table of {rows} rows; out_of_range="drop" reads zeros for it')
+
+
+# A primitive of its own, because a plain gather cannot be told from any other indexing once a function is traced.
+lookup_p = Primitive("ftrain_lookup")
+lookup_p.def_impl(jax.jit(gather, static_argnames="out_of_range"))
+
+
+@lookup_p.def_abstract_eval
+def _shape(table: Any, ids: Any, *, out_of_range: OutOfRange) -> core.ShapedArray:
+    del out_of_range
+    return core.ShapedArray((*ids.shape, *table.shape[1:]), table.dtype)
+
+
+def _differentiate(primals: Any, tangents: Any, *, out_of_range: OutOfRange) -> tuple[jax.Array, jax.Array]:
+    table, ids = primals
+    return jax.jvp(functools.partial(gather, ids=ids, out_of_range=out_of_range), (table,), (tangents[0],))
+
+
+def _batch(operands: Any, axes: Any, *, out_of_range: OutOfRange) -> tuple[jax.Array, int]:
+    table, ids = operands
+    if axes[0] is None:  # one table for the whole batch: a lookup of more ids
+        return lookup_p.bind(table, jnp.moveaxis(ids, axes[1], 0), out_of_range=out_of_range), 0
+    return jax.vmap(functools.partial(gather, out_of_range=out_of_range), in_axes=axes)(table, ids), 0
+
+
+ad.primitive_jvps[lookup_p] = _differentiate
+batching.primitive_batchers[lookup_p] = _batch
+mlir.register_lowering(lookup_p, mlir.lower_fun(gather, multiple_results=False))

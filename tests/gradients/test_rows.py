@@ -1,0 +1,103 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftrain.gradients import Rows, clip_by_global_norm, densify, global_norm, map_values
+from ftrain.gradients.duplicates import first_positions
+from ftrain.gradients.rows import TakenApartError, seal, unseal
+
+IDS = st.lists(st.integers(-3, 12), min_size=0, max_size=40)
+
+
+def rows_of(ids, width=2, seed=0) -> Rows:
+    values = np.random.default_rng(seed).normal(size=(len(ids), width)).astype(np.float32)
+    return Rows(jnp.array(ids, jnp.int32), jnp.asarray(values))
+
+
+def dense_of(rows, length=10):
+    table = np.zeros((length, rows.values.shape[1]))
+    for index, value in zip(np.asarray(rows.indices), np.asarray(rows.values, np.float64), strict=True):
+        if 0 <= index < length:
+            table[index] += value
+    return table
+
+
+@given(IDS)
+def test_rows_are_a_table_and_rows_out_of_it_are_dropped(ids):
+    rows = rows_of(ids)
+    np.testing.assert_allclose(rows.to_dense(jnp.zeros((10, 2))), dense_of(rows), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rows.add_to(jnp.ones((10, 2))), dense_of(rows) + 1, rtol=1e-5, atol=1e-6)
+
+
+@given(IDS)
+def test_summing_duplicates_keeps_the_table_and_names_each_row_once(ids):
+    rows = rows_of(ids)
+    summed = rows.sum_duplicates()
+    assert summed.unique
+    assert len(set(np.asarray(summed.indices).tolist())) == len(ids)
+    assert {i for i in np.asarray(summed.indices).tolist() if i <= 12} == set(ids)
+    np.testing.assert_allclose(dense_of(summed), dense_of(rows), rtol=1e-5, atol=1e-6)
+    assert summed.sum_duplicates() is not rows
+    np.testing.assert_array_equal(summed.sum_duplicates().indices, summed.indices)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint32, np.int32])
+def test_ids_of_any_integer_type(dtype):
+    rows = Rows(jnp.asarray(np.array([3, 1, 3] * 50, dtype)), jnp.ones((150, 1)))
+    table = rows.sum_duplicates().to_dense(jnp.zeros((200, 1)))
+    assert {n: float(v) for n, v in enumerate(table[:, 0]) if v} == {1: 50.0, 3: 100.0}
+
+
+@pytest.mark.parametrize("ids", ["random", "one", "rising", "multiples"])
+def test_first_positions_of_long_lists(ids):
+    count = 5000
+    rng = np.random.default_rng(1)
+    values = {
+        "random": rng.integers(0, 2**31 - 1, count // 2).repeat(2),
+        "one": np.full(count, 2**31 - 1),
+        "rising": np.arange(count),
+        "multiples": np.arange(count) % 700 * 65536,
+    }[ids]
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    np.testing.assert_array_equal(first_positions(jnp.asarray(values, jnp.int32)), first[inverse])
+
+
+def test_rows_can_be_mapped_over():
+    ids = jnp.array([[1, 1, 2], [0, 0, 0]])
+    summed = jax.vmap(lambda i: Rows(i, jnp.ones((3, 1))).sum_duplicates().to_dense(jnp.zeros((3, 1))))(ids)
+    np.testing.assert_array_equal(summed[..., 0], [[0, 2, 1], [3, 0, 0]])
+
+
+def test_the_norm_and_clipping_take_the_values():
+    tree = {"table": rows_of([1, 5, 1]), "bias": jnp.array([3.0, 4.0]), "none": None}
+    expected = np.sqrt(np.sum(np.asarray(tree["table"].values, np.float64) ** 2) + 25)
+    np.testing.assert_allclose(global_norm(tree), expected, rtol=1e-6)
+    clipped, _ = clip_by_global_norm(tree, 1.0)
+    np.testing.assert_array_equal(clipped["table"].indices, [1, 5, 1])
+    np.testing.assert_allclose(clipped["table"].values, tree["table"].values / expected, rtol=1e-5)
+    assert clipped["none"] is None
+
+
+def test_densify_stands_before_stock_transforms():
+    params = {"table": jnp.zeros((10, 2)), "bias": jnp.zeros(2)}
+    gradients = {"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)}
+    chained = optax.chain(densify(), optax.adam(0.1))
+    updates, _ = chained.update(gradients, chained.init(params), params)
+    plain = optax.adam(0.1)
+    whole = {"table": jnp.asarray(dense_of(gradients["table"]), jnp.float32), "bias": jnp.ones(2)}
+    expected, _ = plain.update(whole, plain.init(params), params)
+    np.testing.assert_allclose(updates["table"], expected["table"], rtol=1e-6)
+    with pytest.raises(ValueError, match="densify needs the parameters"):
+        chained.update(gradients, chained.init(params))
+
+
+def test_sealed_rows_cannot_be_taken_apart_by_mistake():
+    sealed = seal({"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)})
+    with pytest.raises(TakenApartError, match=r"put ftrain.gradients.densify\(\) before it"):
+        optax.scale(2.0).update(sealed, optax.EmptyState())
+    doubled = unseal(map_values(lambda leaf: 2 * leaf, sealed))
+    assert jax.tree.structure(doubled) == jax.tree.structure({"table": rows_of([1]), "bias": 0})
