@@ -12,7 +12,8 @@ from ftrain.data import Pipeline
 from ftrain.hooks import CheckpointSaver, Logging, ProgressBar, StepCounter, StopAtStep, StopOnNaN, SummarySaver
 from ftrain.optimizers import LearningRate
 from ftrain.training import Hook, Loop, TrainState, Trigger, every, make_step, stop_on_signals
-from ftrain.training.step import LossFunction, Step
+from ftrain.training.objective import LossFunction
+from ftrain.training.step import Step
 from ftrain.tree import Tree
 
 CHECKPOINTS = "checkpoints"  # the directory of them, inside a run's
@@ -56,16 +57,25 @@ def train(
     seed: int = 0,
     mesh: Mesh | None = None,
     clip_global_norm: float | None = None,
+    accumulate: int = 1,
+    averages: float | None = None,
     learning_rate: LearningRate | None = None,
 ) -> TrainState:
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
 
     Ends after `steps` steps, at the end of the data, or when a hook says so. With a `directory`, a run that was
     interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt.
-    `clip_global_norm` and `learning_rate` are those of `make_step`.
+    `clip_global_norm`, `accumulate`, `averages` and `learning_rate` are those of `make_step`.
     """
-    step = make_step(loss_fn, optimizer, clip_global_norm=clip_global_norm, learning_rate=learning_rate)
-    state = TrainState.create(params, optimizer, seed=seed)
+    step = make_step(
+        loss_fn,
+        optimizer,
+        clip_global_norm=clip_global_norm,
+        accumulate=accumulate,
+        averages=averages,
+        learning_rate=learning_rate,
+    )
+    state = TrainState.create(params, optimizer, seed=seed, averages=averages is not None)
     run = Run(step, state, data, steps=steps, hooks=hooks, directory=directory, mesh=mesh)
     with stop_on_signals(run.interrupt, [signal.SIGINT]), run:
         while not run.should_stop():

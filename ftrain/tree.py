@@ -1,10 +1,11 @@
 """Names and sizes of pytrees; the one format of a leaf's name: its keys joined by slashes."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
+T = TypeVar("T")
 Tree = Any  # a pytree of arrays: nested dicts, tuples, dataclasses, ...
 
 
@@ -32,6 +33,15 @@ def leaves_like(tree: Tree, like: Tree, what: str, is_leaf: Callable[[Any], bool
         missing = next((f"{what} have no {name}" for name in wanted if name not in found), None)
         surplus = next((f"parameters have no {name}" for name in found if name not in wanted), None)
         raise ValueError(f"{what} and parameters differ: {missing or surplus or error}") from None
+
+
+def nodes_of(tree: Tree, kind: type[T]) -> list[T]:
+    """The nodes of a tree that are of this type; of one inside of another, the outer."""
+
+    def is_kind(node: Any) -> bool:
+        return isinstance(node, kind)
+
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_kind) if isinstance(leaf, kind)]
 
 
 def count_elements(tree: Tree) -> int:

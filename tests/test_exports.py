@@ -10,18 +10,29 @@ import pytest
 import ftrain
 
 ROOMS = {
-    "averages": {"update_averages"},
+    "averages": {"ZeroDebiased", "average_names", "update_averages"},
     "checkpoints": {"CheckpointError", "CheckpointManager"},
     "cluster": {"make_mesh", "split_batch"},
     "data": {"ArraySource", "Pipeline", "Prefetcher", "Source", "WindowSource", "feed"},
     "formats": {"DamagedRecordError", "frame_record", "read_records"},
     "gradients": {
+        "Rows",
+        "accumulate",
         "as_transform",
         "clip_by_average_norm",
         "clip_by_global_norm",
         "clip_by_norm",
         "clip_by_value",
+        "densify",
         "global_norm",
+        "guard",
+        "lookup",
+        "loss_scale",
+        "loss_scaling",
+        "map_values",
+        "skipped_updates",
+        "update_with_rows",
+        "value_and_grad",
     },
     "hooks": {
         "CheckpointSaver",

@@ -1,7 +1,7 @@
 """The mesh: devices as a grid whose axes have names."""
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 DATA = "data"  # the axis that batches are split over
 
@@ -12,7 +12,7 @@ def make_mesh(data: int = -1) -> Mesh:
     wanted = len(available) if data == -1 else data
     if not 1 <= wanted <= len(available):
         raise ValueError(f"data must be -1 or between 1 and the {len(available)} devices there are, got {data}")
-    return jax.make_mesh((wanted,), (DATA,), devices=available[:wanted])
+    return jax.make_mesh((wanted,), (DATA,), axis_types=(AxisType.Auto,), devices=available[:wanted])
 
 
 def split_batch(batch_size: int, mesh: Mesh) -> int:

@@ -17,7 +17,8 @@ from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
 from ftrain.run import CHECKPOINTS
 from ftrain.tasks import Task
 from ftrain.training import Hook, TrainState
-from ftrain.training.step import Metrics, Step
+from ftrain.training.objective import Metrics
+from ftrain.training.step import Step
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
     calls, top = plan.calls, plan.top
     home = Path(directory or calls["run"].arguments["directory"])
     optimizer = calls["optimizer"].make()
+    for wrapper in ("guard", "loss_scaling"):  # the outer one comes last
+        optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer
     mesh = calls["mesh"].make()
     task: Task = calls["model"].make()
     pipeline = calls["data"].make(source=task.source, seed=top["seed"])

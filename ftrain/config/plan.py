@@ -10,16 +10,21 @@ from ftrain.config.kinds import OPTIMIZER, TASK
 from ftrain.config.load import Config, Table
 from ftrain.config.types import parameters
 from ftrain.data import Pipeline
+from ftrain.gradients import guard, loss_scaling
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
 from ftrain.training import make_step
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a config that always calls the same function; `given` are the arguments that the builder adds."""
+    """A table of a config that always calls the same function; `given` are the arguments that the builder adds.
+
+    An `optional` one calls it only if the table is there.
+    """
 
     function: Callable[..., Any]
     given: frozenset[str] = frozenset()
+    optional: bool = False
 
 
 def _top(task: str, steps: int, seed: int = 0) -> None:
@@ -35,6 +40,8 @@ SECTIONS = {
     "run": Section(_run),
     "data": Section(Pipeline, frozenset({"source", "seed", "shard_index", "shard_count"})),
     "step": Section(make_step, frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate"})),
+    "guard": Section(guard, frozenset({"optimizer"}), optional=True),
+    "loss_scaling": Section(loss_scaling, frozenset({"optimizer"}), optional=True),
     "mesh": Section(make_mesh),
     "checkpoint": Section(CheckpointSaver, frozenset({"directory"})),
     "summary": Section(SummarySaver, frozenset({"directory"})),
@@ -68,6 +75,8 @@ def plan(config: Config) -> Plan:
         "optimizer": component("optimizer", OPTIMIZER, tables.get("optimizer", {}), config),
     }
     for name, section in SECTIONS.items():
+        if section.optional and name not in tables:
+            continue
         calls[name] = call(name, section.function, tables.get(name, {}), config, given=section.given)
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"

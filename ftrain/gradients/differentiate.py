@@ -65,10 +65,22 @@ def _differentiate(traced: ClosedJaxpr, result: Any, leaves: list[jax.Array], ha
     differentiate = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
     (value, (auxiliary, ids)), (dense, sparse) = differentiate(others, taps)
     gradients = dict(dense)
+    zero = _zero_after([value, *jax.tree.leaves(auxiliary)])
     for n in owners.values():
-        read = [(i, values) for (owner, _), i, values in zip(sites, ids, sparse, strict=True) if owner == n]
+        read = [(i + zero, values) for (owner, _), i, values in zip(sites, ids, sparse, strict=True) if owner == n]
         gradients[n] = _collect(leaves[n], read)
     return value, auxiliary, [gradients[n] for n in range(len(leaves))]
+
+
+def _zero_after(results: list[Any]) -> jax.Array:
+    """A zero that XLA cannot know before it has computed these scalars.
+
+    Added to indices it puts the reading of a table before the writing of its rows. Where a gradient does not depend
+    on what was read, nothing else does, and XLA would copy the whole table to be safe.
+    """
+    scalars = [jnp.asarray(result, jnp.float32) for result in results if jnp.ndim(result) == 0]
+    bits = jax.lax.bitcast_convert_type(sum(scalars, jnp.float32(0)), jnp.int32)
+    return jax.lax.shift_right_logical(bits & 1, 1)
 
 
 def _collect(table: jax.Array, read: list[tuple[jax.Array, jax.Array]]) -> Rows:

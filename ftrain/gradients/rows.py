@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,38 +113,3 @@ def densify() -> optax.GradientTransformation:
         return to_dense(gradients, params)
 
     return optax.stateless(update)
-
-
-class TakenApartError(TypeError):
-    """A function over trees took `Rows` apart, instead of taking them as gradients."""
-
-
-class SealedRows(Rows):
-    """`Rows` that cannot be taken apart as a tree.
-
-    A transform that does not know them would treat indices as numbers and be silently wrong. Sealed, it fails.
-    """
-
-
-def _refuse(rows: SealedRows) -> NoReturn:
-    raise TakenApartError("a transform took Rows apart: put ftrain.gradients.densify() before it")
-
-
-jax.tree_util.register_pytree_node(SealedRows, _refuse, lambda _, children: SealedRows(*children))
-
-
-def seal(tree: Tree) -> Tree:
-    """`tree` with every `Rows` sealed."""
-    return _rebuild(SealedRows, tree)
-
-
-def unseal(tree: Tree) -> Tree:
-    """`tree` with ordinary `Rows` again."""
-    return _rebuild(Rows, tree)
-
-
-def _rebuild(kind: type[Rows], tree: Tree) -> Tree:
-    def rebuild(leaf: Any) -> Any:
-        return kind(leaf.indices, leaf.values, leaf.unique) if is_rows(leaf) else leaf
-
-    return jax.tree.map(rebuild, tree, is_leaf=is_rows)

@@ -30,13 +30,16 @@ class StopAtStep(Hook):
 class StopOnNaN(Hook):
     """Raise NotFiniteError when a metric stops being finite. Looks at every step, and never waits for one.
 
-    The gradient is watched beside the loss: it poisons the parameters one step before the loss shows it.
+    The gradient is watched beside the loss: it poisons the parameters one step before the loss shows it. A step whose
+    update was skipped, by a guard or by loss scaling, does no harm and is passed over.
     """
 
     def __init__(self, *metrics: str):
         self.metrics = metrics or ("loss", "gradient_norm")
 
     def watch(self, step: int, metrics: StepMetrics) -> None:
+        if metrics.values().get("update_skipped"):
+            return
         for name in self.metrics:
             value = metrics.read(name)
             if not math.isfinite(value):

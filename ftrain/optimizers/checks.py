@@ -40,7 +40,9 @@ def check_parameters(params: Tree) -> None:
     for name, leaf in named_leaves(params).items():
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.inexact):
-            raise TypeError(f"parameter {name} is {dtype}, which has no gradient; keep it apart from the parameters")
+            raise TypeError(
+                f"parameter {name} is {dtype}, which has no gradient; keep what is not trained in model_state"
+            )
 
 
 def leaves_of_gradients(gradients: Tree, params: Tree) -> list[Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from ftrain.data import Source
-from ftrain.training.step import LossFunction
+from ftrain.training.objective import LossFunction
 from ftrain.tree import Tree
 
 

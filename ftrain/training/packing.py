@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ftrain.training.objective import Batch
 from ftrain.training.state import TrainState
-from ftrain.training.step import Batch, Step, compile_step
+from ftrain.training.step import Step, compile_step
 
 
 class StepMetrics:

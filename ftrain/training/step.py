@@ -1,7 +1,7 @@
 """The training step: a pure function, and its compilation for a mesh as a second, separate one."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +10,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.averages import update_averages
 from ftrain.cluster import mesh as meshes
-from ftrain.gradients import clip_by_global_norm, global_norm
+from ftrain.gradients import clip_by_global_norm, global_norm, loss_scale, skipped_updates, update_with_rows
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
+from ftrain.optimizers.checks import check_parameters
+from ftrain.training.objective import Batch, LossFunction, Metrics, differentiate, make_objective
 from ftrain.training.state import TrainState
-from ftrain.tree import Tree, named_leaves
+from ftrain.tree import Tree
 
-Batch = Any  # a pytree of arrays with a leading axis of examples, most often a dict
-Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 M = TypeVar("M")
-
-# (params, batch, rng) -> loss | (loss, metrics)
-# or, with a model state: (params, batch, rng, model_state) -> (loss, metrics, model_state)
-LossFunction = Callable[..., Any]
 
 
 def make_step(
@@ -30,18 +26,24 @@ def make_step(
     optimizer: optax.GradientTransformation,
     *,
     clip_global_norm: float | None = None,
+    accumulate: int = 1,
     averages: float | None = None,
     with_model_state: bool = False,
     learning_rate: LearningRate | None = None,
 ) -> Step:
     """The pure step `(state, batch) -> (state, metrics)` that follows the gradient of `loss_fn`.
 
-    Metrics are those of the loss function and always `loss`, `learning_rate` and `gradient_norm` (before clipping).
+    Metrics are those of the loss function and always `loss`, `learning_rate` and `gradient_norm` (before clipping);
+    with an optimizer that skips updates, such as one in a `guard`, also `update_skipped` and `updates_skipped`, and
+    with `loss_scaling` the `loss_scale`. A table that is read through `ftrain.gradients.lookup` gets a gradient of the
+    rows that were read, if the optimizer takes one.
 
     Args:
       loss_fn: `(params, batch, rng) -> loss` or `-> (loss, metrics)`; with `with_model_state`,
         `(params, batch, rng, model_state) -> (loss, metrics, model_state)`.
       clip_global_norm: the length that gradients are scaled down to.
+      accumulate: in how many parts the batch is differentiated, one after the other, to save memory. Loss and metrics
+        should be means over examples: theirs are means over the parts. Each part draws random numbers of its own.
       averages: the decay of moving averages of the parameters; create the state with `averages=True`.
       learning_rate: shown in the metrics for an optimizer whose state does not tell its rate, as plain optax ones;
         without it they show NaN.
@@ -52,23 +54,24 @@ def make_step(
         raise ValueError(f"averages must be a decay in [0, 1), got {averages}")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer must be an optax.GradientTransformation, such as adam(0.001), got {optimizer!r}")
-    objective = _with_auxiliaries(loss_fn, with_model_state)
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be >= 1, got {accumulate}")
+    objective = make_objective(loss_fn, with_model_state)
     optimizer = optax.with_extra_args_support(optimizer)  # some look at the loss, or search along a line
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        _check_params(state.params)
+        check_parameters(state.params)
         rng = jax.random.fold_in(state.rng, state.step)
-        differentiate = jax.value_and_grad(objective, has_aux=True)
-        (loss, (metrics, model_state)), gradients = differentiate(state.params, batch, rng, state.model_state)
+        loss, metrics, model_state, gradients = differentiate(objective, state, batch, rng, accumulate)
         norm = global_norm(gradients)
         if clip_global_norm is not None:
             gradients, _ = clip_by_global_norm(gradients, clip_global_norm, use_norm=norm)
-        updates, opt_state = optimizer.update(
+        updates, opt_state = update_with_rows(
+            optimizer,
             gradients,
             state.opt_state,
             state.params,
             value=loss,
-            grad=gradients,
             value_fn=lambda params: objective(params, batch, rng, state.model_state)[0],
         )
         params = apply_updates(state.params, updates)
@@ -80,7 +83,7 @@ def make_step(
             model_state=model_state,
         )
         rate = _shown_rate(opt_state, learning_rate, state.step)
-        own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
+        own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **_shown_skips(state.opt_state, opt_state)}
         return new_state, {**own, **metrics, **own}  # ours come first, and a metric of the same name gives way
 
     return step
@@ -100,47 +103,21 @@ def compile_step(
     return jax.jit(step, donate_argnums=0, in_shardings=(replicated, split), out_shardings=replicated)
 
 
-def _with_auxiliaries(loss_fn: LossFunction, with_model_state: bool) -> Callable[..., Any]:
-    """`loss_fn` in its fullest form: always with metrics and model state."""
-
-    def objective(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
-        if with_model_state:
-            loss, metrics, model_state = loss_fn(params, batch, rng, model_state)
-        else:
-            result = loss_fn(params, batch, rng)
-            loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-        _check_result(loss, metrics)
-        return loss, (dict(metrics), model_state)
-
-    return objective
-
-
-def _check_params(params: Tree) -> None:
-    for name, leaf in named_leaves(params).items():
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise TypeError(
-                f"parameter {name} is {leaf.dtype}, which has no gradient; keep what is not trained in model_state"
-            )
-
-
-def _check_result(loss: Any, metrics: Any) -> None:
-    if loss is None or isinstance(loss, (tuple, list, dict, str)):
-        raise TypeError(f"loss_fn must return a scalar loss, or a loss and a dict of metrics, got {loss!r:.80}")
-    if jnp.ndim(loss) != 0:
-        raise ValueError(f"loss_fn must return a scalar loss, got shape {jnp.shape(loss)}; take its mean")
-    if not isinstance(metrics, Mapping):
-        raise TypeError(f"loss_fn must return its metrics as a dict, got {type(metrics).__name__}")
-    for name, value in metrics.items():
-        if jnp.ndim(value) != 0:
-            raise ValueError(f"metric {name} must be a scalar, got shape {jnp.shape(value)}; take its mean")
-
-
 def _average(state: TrainState, params: Tree, decay: float | None) -> Tree | None:
     if decay is None:
         return state.averages
     if state.averages is None:
         raise ValueError("this step keeps averages: create its state with TrainState.create(..., averages=True)")
     return update_averages(state.averages, params, decay, state.step)
+
+
+def _shown_skips(before: Tree, after: Tree) -> Metrics:
+    """What transforms that skip updates tell of this one."""
+    scale, earlier, now = loss_scale(after), skipped_updates(before), skipped_updates(after)
+    shown = {} if scale is None else {"loss_scale": scale}
+    if earlier is not None and now is not None:
+        shown |= {"update_skipped": now - earlier, "updates_skipped": now}
+    return shown
 
 
 def _shown_rate(opt_state: Tree, learning_rate: LearningRate | None, step: jax.Array) -> jax.Array:

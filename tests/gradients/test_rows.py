@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ftrain.gradients import Rows, clip_by_global_norm, densify, global_norm, map_values
 from ftrain.gradients.duplicates import first_positions
-from ftrain.gradients.rows import TakenApartError, seal, unseal
+from ftrain.gradients.sealing import TakenApartError, seal, unseal
 
 IDS = st.lists(st.integers(-3, 12), min_size=0, max_size=40)
 
@@ -97,7 +97,11 @@ def test_densify_stands_before_stock_transforms():
 
 def test_sealed_rows_cannot_be_taken_apart_by_mistake():
     sealed = seal({"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)})
-    with pytest.raises(TakenApartError, match=r"put ftrain.gradients.densify\(\) before it"):
+    with pytest.raises(TakenApartError, match=r"asked Rows for shape: put ftrain.gradients.densify\(\) before it"):
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sealed)
+    with pytest.raises(TypeError):
         optax.scale(2.0).update(sealed, optax.EmptyState())
+    with pytest.raises(TypeError):
+        jax.jit(lambda tree: tree)(sealed)
     doubled = unseal(map_values(lambda leaf: 2 * leaf, sealed))
     assert jax.tree.structure(doubled) == jax.tree.structure({"table": rows_of([1]), "bias": 0})

@@ -1,0 +1,100 @@
+"""Accumulation: the gradient of a large batch from small parts of it, one after the other, in the memory of one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ftrain.gradients.rows import Rows, is_rows, map_values
+from ftrain.tree import Tree, named_leaves
+
+# (carry, number of the microbatch, microbatch) -> (carry, a tree of means over the microbatch's examples)
+Part = Callable[[Tree, jax.Array, Tree], tuple[Tree, Tree]]
+
+
+def accumulate(differentiate: Callable[..., tuple[Any, Tree]], microbatches: int) -> Callable[..., tuple[Any, Tree]]:
+    """What `value_and_grad` of a mean over a batch answers, computed in `microbatches` parts.
+
+    `differentiate(params, batch, ...)` is called with parts of `batch`, whose leaves have a first axis of examples. The
+    value, what comes with it and the gradients are averaged, weighted by the examples of each part, of which the last
+    one may have fewer.
+
+        value, gradients = accumulate(value_and_grad(loss), 16)(params, batch)
+    """
+    if microbatches < 1:
+        raise ValueError(f"microbatches must be >= 1, got {microbatches}")
+
+    def accumulated(params: Tree, batch: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+        def part(carry: Tree, number: jax.Array, microbatch: Tree) -> tuple[Tree, Any]:
+            del number
+            return carry, differentiate(params, microbatch, *args, **kwargs)
+
+        return average(part, (), batch, microbatches)[1]
+
+    return accumulated
+
+
+def average(part: Part, carry: Tree, batch: Tree, microbatches: int) -> tuple[Tree, Tree]:
+    """The last carry, and the mean of what `part` answers, over the microbatches of a batch in turn.
+
+    Sums are kept in float32 at least, and means have the dtype of what is averaged. `Rows` are not summed over
+    parts but kept together, so that a table's size does not matter here either.
+    """
+    examples = _count_examples(batch)
+    size = -(-examples // microbatches)
+    whole, rest = divmod(examples, size)
+    # Microbatches take every n-th example. Where examples are spread over devices, each device has some of every one.
+    parts = jax.tree.map(lambda leaf: leaf[: whole * size].reshape(size, whole, *leaf.shape[1:]).swapaxes(0, 1), batch)
+    tail = jax.tree.map(lambda leaf: leaf[whole * size :], batch)
+    shapes = jax.eval_shape(lambda: part(carry, jnp.int32(0), jax.tree.map(lambda leaf: leaf[0], parts))[1])
+    likes, structure = jax.tree.flatten(shapes, is_leaf=is_rows)
+
+    def weigh(carry: Tree, number: jax.Array, microbatch: Tree, count: int) -> tuple[Tree, list[Any]]:
+        carry, answer = part(carry, number, microbatch)
+        weighed = map_values(lambda values: values.astype(_wide(values.dtype)) * (count / examples), answer)
+        return carry, jax.tree.leaves(weighed, is_leaf=is_rows)
+
+    def add(carried: tuple[Tree, list[Any]], numbered: tuple[jax.Array, Tree]):
+        carry, answer = weigh(carried[0], *numbered, size)
+        sums = [None if total is None else total + leaf for total, leaf in zip(carried[1], answer, strict=True)]
+        return (carry, sums), [leaf if is_rows(leaf) else None for leaf in answer]
+
+    zeros = [None if is_rows(like) else jnp.zeros(like.shape, _wide(like.dtype)) for like in likes]
+    (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), (jnp.arange(whole), parts))
+    totals = [total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)]
+    if rest:
+        carry, answer = weigh(carry, jnp.int32(whole), tail, rest)
+        totals = [_join(total, leaf) for total, leaf in zip(totals, answer, strict=True)]
+    return carry, structure.unflatten([_settle(total, like) for total, like in zip(totals, likes, strict=True)])
+
+
+def _count_examples(batch: Tree) -> int:
+    counts = {name: leaf.shape[0] if jnp.ndim(leaf) else 0 for name, leaf in named_leaves(batch).items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        found = ", ".join(f"{name} {count or 'none'}" for name, count in counts.items())
+        raise ValueError(f"the leaves of a batch need one and the same number of examples, got {found or 'no leaves'}")
+    return next(iter(counts.values()))
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _flatten(stacked: Rows) -> Rows:
+    """`Rows` of several parts, stacked by a scan, as one."""
+    return Rows(stacked.indices.reshape(-1), stacked.values.reshape(-1, *stacked.values.shape[2:]))
+
+
+def _join(total: Any, more: Any) -> Any:
+    if not isinstance(total, Rows):
+        return total + more
+    indices = jnp.concatenate([total.indices, more.indices])
+    return Rows(indices, jnp.concatenate([total.values, more.values]))
+
+
+def _settle(total: Any, like: Any) -> Any:
+    """A mean in the dtype of what was averaged; of whole numbers it is not a whole one."""
+    if isinstance(total, Rows):
+        return total.sum_duplicates().map(lambda values: values.astype(like.values.dtype))
+    return total.astype(like.dtype) if jnp.issubdtype(like.dtype, jnp.inexact) else total

@@ -1,0 +1,69 @@
+"""The guard: an update that is not finite, or much larger than usual, is not applied."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ftrain.gradients.clipping import global_norm
+from ftrain.gradients.rows import map_values
+from ftrain.gradients.skipping import Skipped, all_finite, update_if
+from ftrain.tree import Tree
+
+
+class GuardState(NamedTuple):
+    inner: Tree  # the state of the optimizer behind the guard
+    skipped: Skipped
+    in_a_row: jax.Array  # updates skipped since the last one that was applied
+    applied: jax.Array  # updates applied so far
+    usual_norm: jax.Array  # the running mean of the gradient's norm, over the updates that were applied
+
+
+def guard(
+    optimizer: optax.GradientTransformation,
+    *,
+    spike: float | None = None,
+    window: int = 100,
+    patience: int = 10,
+) -> optax.GradientTransformation:
+    """`optimizer`, but an update from gradients that are not finite is skipped, and its state with it.
+
+    A step of `make_step` then shows the metrics `update_skipped`, of this step, and `updates_skipped`, of all so far,
+    and `StopOnNaN` passes over a step that was skipped.
+
+    Args:
+      spike: also skip gradients whose norm is more than `spike` times the running mean of norms.
+      window: over how many updates, about, that mean is taken. No spike is seen before so many have been applied.
+      patience: how many updates in a row may be skipped. The one after is applied: training that is lost stops at its
+        NaN, and gradients that have grown for good are the new usual.
+    """
+    if spike is not None and not spike > 1:
+        raise ValueError(f"spike must be > 1, got {spike}")
+    if window < 1 or patience < 1:
+        raise ValueError(f"window and patience must be >= 1, got {window} and {patience}")
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Tree) -> GuardState:
+        skipped, in_a_row, applied = (jnp.zeros((), jnp.int32) for _ in range(3))
+        return GuardState(inner.init(params), Skipped(skipped), in_a_row, applied, jnp.zeros((), jnp.float32))
+
+    def update(gradients: Tree, state: GuardState, params: Tree | None = None, **extra: Any):
+        norm = global_norm(map_values(lambda leaf: leaf.astype(jnp.float32), gradients))
+        good = all_finite(gradients)
+        if spike is not None:
+            good &= ~((norm > spike * state.usual_norm) & (state.applied >= window))
+        good |= state.in_a_row >= patience
+        updates, inner_state = update_if(good, inner, gradients, state.inner, params, **extra)
+        share = 1 / jnp.minimum(state.applied + 1, window)
+        usual = state.usual_norm + share * (norm - state.usual_norm)
+        bad = (~good).astype(jnp.int32)
+        return updates, GuardState(
+            inner=inner_state,
+            skipped=Skipped(state.skipped.so_far + bad),
+            in_a_row=(state.in_a_row + 1) * bad,
+            applied=state.applied + 1 - bad,
+            usual_norm=jnp.where(good & jnp.isfinite(usual), usual, state.usual_norm),
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType] - params are narrower

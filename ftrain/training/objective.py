@@ -1,0 +1,74 @@
+"""The objective: a loss function in its fullest form, and its derivatives."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ftrain.gradients import loss_scale, map_values, value_and_grad
+from ftrain.gradients.accumulation import average
+from ftrain.training.state import TrainState
+from ftrain.tree import Tree
+
+Batch = Any  # a pytree of arrays with a leading axis of examples, most often a dict
+Metrics = dict[str, jax.Array]
+
+# (params, batch, rng) -> loss | (loss, metrics)
+# or, with a model state: (params, batch, rng, model_state) -> (loss, metrics, model_state)
+LossFunction = Callable[..., Any]
+
+# (params, batch, rng, model_state) -> (loss, (metrics, model_state))
+Objective = Callable[..., Any]
+
+
+def make_objective(loss_fn: LossFunction, with_model_state: bool) -> Objective:
+    """`loss_fn` in its fullest form: always with metrics and model state."""
+
+    def objective(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
+        if with_model_state:
+            loss, metrics, model_state = loss_fn(params, batch, rng, model_state)
+        else:
+            result = loss_fn(params, batch, rng)
+            loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        _check_result(loss, metrics)
+        return loss, (dict(metrics), model_state)
+
+    return objective
+
+
+def differentiate(
+    objective: Objective, state: TrainState, batch: Batch, rng: jax.Array, parts: int
+) -> tuple[jax.Array, Metrics, Tree, Tree]:
+    """Loss, metrics, model state and gradients of a batch, in so many parts."""
+    scale = loss_scale(state.opt_state)
+
+    def scaled(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
+        loss, (metrics, model_state) = objective(params, batch, rng, model_state)
+        return (loss if scale is None else loss * scale), (loss, metrics, model_state)
+
+    def part(model_state: Tree, number: jax.Array | None, batch: Batch) -> tuple[Tree, Tree]:
+        own_rng = rng if number is None else jax.random.fold_in(rng, number)
+        followed = value_and_grad(scaled, has_aux=True)
+        (_, (loss, metrics, model_state)), gradients = followed(state.params, batch, own_rng, model_state)
+        if scale is not None:
+            gradients = map_values(lambda leaf, scale=scale: (leaf / scale).astype(leaf.dtype), gradients)
+        return model_state, (loss, metrics, gradients)
+
+    if parts == 1:
+        model_state, answer = part(state.model_state, None, batch)
+    else:
+        model_state, answer = average(part, state.model_state, batch, parts)
+    return answer[0], answer[1], model_state, answer[2]
+
+
+def _check_result(loss: Any, metrics: Any) -> None:
+    if loss is None or isinstance(loss, (tuple, list, dict, str)):
+        raise TypeError(f"loss_fn must return a scalar loss, or a loss and a dict of metrics, got {loss!r:.80}")
+    if jnp.ndim(loss) != 0:
+        raise ValueError(f"loss_fn must return a scalar loss, got shape {jnp.shape(loss)}; take its mean")
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"loss_fn must return its metrics as a dict, got {type(metrics).__name__}")
+    for name, value in metrics.items():
+        if jnp.ndim(value) != 0:
+            raise ValueError(f"metric {name} must be a scalar, got shape {jnp.shape(value)}; take its mean")

@@ -1,0 +1,123 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ftrain import TrainState, make_step, optimizers
+from ftrain.gradients import Rows, guard, loss_scale, loss_scaling, skipped_updates
+from ftrain.optimizers import apply_updates, get_slot
+
+PARAMS = {"w": jnp.array([1.0, 2.0]), "table": jnp.ones((5, 2))}
+
+
+def gradients(size=1.0):
+    rows = Rows(jnp.array([1, 3, 1]), jnp.full((3, 2), size))
+    return {"w": jnp.array([1.0, -1.0]) * size, "table": rows}
+
+
+def run(transform, sizes):
+    state, params = transform.init(PARAMS), PARAMS
+    update = jax.jit(transform.update)
+    for size in sizes:
+        updates, state = update(gradients(size), state, params)
+        params = apply_updates(params, updates)
+    return params, state
+
+
+def assert_same(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("wrap", [guard, loss_scaling])
+def test_an_update_that_is_not_finite_is_skipped_with_its_state(wrap, bad):
+    params, state = run(wrap(optimizers.adam(0.1)), [1.0, bad, 0.5])
+    expected, expected_state = run(optimizers.adam(0.1), [1.0, 0.5])
+    assert_same(params, expected)
+    assert_same(state.inner, expected_state)
+    assert int(skipped_updates(state)) == 1
+    assert get_slot(state, "table", "m").shape == (5, 2)
+
+
+def test_a_bad_number_in_one_row_is_enough():
+    transform = guard(optimizers.gradient_descent(0.1))
+    bad = gradients() | {"table": Rows(jnp.array([0]), jnp.array([[1.0, np.nan]]))}
+    updates, state = transform.update(bad, transform.init(PARAMS), PARAMS)
+    assert_same(apply_updates(PARAMS, updates), PARAMS)
+    assert int(skipped_updates(state)) == 1
+
+
+def test_a_spike_is_skipped_once_the_usual_is_known():
+    transform = guard(optimizers.gradient_descent(0.1), spike=5.0, window=4)
+    params, state = run(transform, [1.0, 100.0, 1.0, 1.0])  # too early to tell
+    assert int(skipped_updates(state)) == 0
+    params, state = run(transform, [1.0, 1.2, 0.8, 1.0, 4.0, 100.0, 1.0])
+    assert int(skipped_updates(state)) == 1
+    assert_same(params, run(optimizers.gradient_descent(0.1), [1.0, 1.2, 0.8, 1.0, 4.0, 1.0])[0])
+
+
+def test_after_its_patience_the_guard_gives_way():
+    transform = guard(optimizers.gradient_descent(0.1), spike=5.0, window=2, patience=3)
+    _, state = run(transform, [1.0] * 3 + [100.0] * 12)
+    assert int(skipped_updates(state)) < 12  # larger gradients became the usual
+    params, state = run(guard(optimizers.gradient_descent(0.1), patience=3), [np.nan] * 4)
+    assert int(skipped_updates(state)) == 3
+    assert np.isnan(params["w"]).all()
+
+
+def test_the_scale_shrinks_on_overflow_and_grows_after_a_while():
+    transform = loss_scaling(optimizers.gradient_descent(0.1), scale=8.0, growth_interval=3)
+    scales = []
+    state = transform.init(PARAMS)
+    for size in [np.inf, 1, 1, 1, 1, 1, 1, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan]:
+        _, state = transform.update(gradients(size), state, PARAMS)
+        scales.append(float(loss_scale(state)))
+    assert scales == [4, 4, 4, 8, 8, 8, 16, 8, 4, 2, 1, 1, 1]
+    fixed = loss_scaling(optimizers.gradient_descent(0.1), scale=8.0, dynamic=False)
+    assert float(loss_scale(run(fixed, [1.0, np.inf])[1])) == 8
+
+
+def half_loss(params, batch, rng):
+    # Its gradient, 1e-6 and less, is below what float16 can hold unless it is scaled.
+    return jnp.sum((params["w"].astype(jnp.float16) * 1e-3) ** 2).astype(jnp.float32) * batch["x"].mean()
+
+
+def test_a_step_scales_the_loss_and_unscales_the_gradients():
+    params, batch = {"w": jnp.array([2e-2, 3e-2])}, {"x": jnp.ones(4)}
+    plain = optimizers.gradient_descent(1.0)
+    _, metrics = make_step(half_loss, plain)(TrainState.create(params, plain), batch)
+    scaled = loss_scaling(plain, scale=2.0**14)
+    state, scaled_metrics = jax.jit(make_step(half_loss, scaled))(TrainState.create(params, scaled), batch)
+    exact = float(jnp.linalg.norm(2e-6 * params["w"]))
+    assert abs(float(metrics["gradient_norm"]) - exact) > 0.1 * exact
+    assert float(scaled_metrics["gradient_norm"]) == pytest.approx(exact, rel=0.01)
+    assert scaled_metrics["loss"] == metrics["loss"]
+    assert float(scaled_metrics["loss_scale"]) == 2.0**14
+    np.testing.assert_allclose(params["w"] - state.params["w"], 2e-6 * params["w"], rtol=0.05)  # float32 of 0.02
+
+
+def test_a_step_tells_what_was_skipped():
+    optimizer = guard(optax.chain(optax.scale(1.0), optimizers.momentum(0.1, 0.9)))
+    step = jax.jit(make_step(lambda params, batch, rng: jnp.sum(params["w"]) * batch["x"].mean(), optimizer))
+    state = TrainState.create({"w": jnp.ones(2)}, optimizer)
+    told = []
+    for x in (1.0, np.nan, 1.0, np.inf):
+        state, metrics = step(state, {"x": jnp.full(4, x)})
+        told.append((int(metrics["update_skipped"]), int(metrics["updates_skipped"])))
+    assert told == [(0, 0), (1, 1), (0, 1), (1, 2)]
+    assert int(state.step) == 4
+    assert np.isfinite(state.params["w"]).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: guard(optax.sgd(0.1), spike=1.0), "spike must be > 1, got 1.0"),
+        (lambda: guard(optax.sgd(0.1), patience=0), "window and patience must be >= 1, got 100 and 0"),
+        (lambda: loss_scaling(optax.sgd(0.1), scale=0.0), "loss_scaling needs scale > 0, .* got 0.0, 2.0 and 2000"),
+    ],
+)
+def test_bad_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,170 @@
+"""Steps of models that read tables through `lookup`."""
+
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ftrain import TrainState, compile_step, make_step, optimizers
+from ftrain.cluster import make_mesh
+from ftrain.gradients import as_transform, clip_by_global_norm, clip_by_value, densify, guard, lookup, loss_scaling
+
+ROWS, WIDTH = 40, 3
+
+
+def loss_fn(params, batch, rng):
+    outputs = jnp.tanh(lookup(params["table"], batch["ids"]).sum(1) @ params["w"])
+    return jnp.mean((outputs - batch["y"]) ** 2)
+
+
+def dense_loss_fn(params, batch, rng):
+    outputs = jnp.tanh(params["table"][batch["ids"]].sum(1) @ params["w"])
+    return jnp.mean((outputs - batch["y"]) ** 2)
+
+
+def make_params(rows=ROWS):
+    rng = np.random.default_rng(0)
+    return {
+        "table": jnp.asarray(rng.normal(size=(rows, WIDTH)), jnp.float32),
+        "w": jnp.asarray(rng.normal(size=WIDTH), jnp.float32),
+    }
+
+
+def batches(count, examples=8):
+    rng = np.random.default_rng(1)
+    for _ in range(count):
+        ids = rng.integers(0, ROWS // 2, size=(examples, 4)).astype(np.int32)
+        yield {"ids": ids, "y": rng.normal(size=examples).astype(np.float32)}
+
+
+def run(loss, optimizer, steps=5, mesh=None, params=None, **options):
+    step = compile_step(make_step(loss, optimizer, **options), mesh)
+    state = TrainState.create(params or make_params(), optimizer)
+    for batch in batches(steps):
+        state, metrics = step(state, batch)
+    return state, metrics
+
+
+def assert_close(left, right):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), left, right)
+
+
+# Where untouched rows have no state that moves them, rows and whole tables give the same.
+SAME_AS_DENSE = {
+    "gradient_descent": lambda: optimizers.gradient_descent(0.1),
+    "adagrad": lambda: optimizers.adagrad(0.1),
+    "adam not lazy": lambda: optimizers.adam(0.1, lazy=False),
+    "chain": lambda: optax.chain(
+        as_transform(clip_by_value, -0.5, 0.5), as_transform(clip_by_global_norm, 0.3), optimizers.adagrad(0.1)
+    ),
+    "masked": lambda: optax.masked(optimizers.adagrad(0.1), {"table": True, "w": False}),
+    "multi_transform": lambda: optax.multi_transform(
+        {"t": optimizers.adagrad(0.1), "w": optax.sgd(0.1)}, {"table": "t", "w": "w"}
+    ),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optimizers.adagrad)(learning_rate=0.1),
+    "guard": lambda: guard(optimizers.adagrad(0.1), spike=100.0),
+    "loss_scaling": lambda: loss_scaling(guard(optimizers.adagrad(0.1))),
+    "densify": lambda: optax.chain(densify(), optax.adam(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", SAME_AS_DENSE)
+@pytest.mark.parametrize("options", [{}, {"clip_global_norm": 0.1}, {"accumulate": 3}], ids=str)
+def test_rows_give_what_whole_tables_give(name, options):
+    state, metrics = run(loss_fn, SAME_AS_DENSE[name](), **options)
+    expected, expected_metrics = run(dense_loss_fn, SAME_AS_DENSE[name](), **options)
+    assert_close(state.params, expected.params)
+    assert_close(metrics, expected_metrics)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.adam(0.1),
+        optax.chain(optax.clip_by_global_norm(0.3), optimizers.adagrad(0.1)),
+        optax.chain(optimizers.adagrad(0.1), optax.scale(0.5)),
+        optax.apply_if_finite(optimizers.adagrad(0.1), 3),
+        optax.MultiSteps(optimizers.adagrad(0.1), 2).gradient_transformation(),
+        guard(optax.adam(0.1)),
+    ],
+    ids=["adam", "clip first", "scale last", "apply_if_finite", "MultiSteps", "guard"],
+)
+def test_transforms_that_do_not_know_rows_get_whole_tables_and_say_so(optimizer):
+    with pytest.warns(UserWarning, match="does not know Rows"):
+        state, _ = run(loss_fn, optimizer)
+    expected, _ = run(dense_loss_fn, optimizer)
+    assert_close(state.params, expected.params)
+
+
+def test_lazy_adam_leaves_other_rows_and_their_slots_alone():
+    state, _ = run(loss_fn, optimizers.adam(0.1), steps=6)
+    start = make_params()["table"]
+    np.testing.assert_array_equal(state.params["table"][ROWS // 2 :], start[ROWS // 2 :])
+    moments = optimizers.get_slot(state.opt_state, "table", "m")
+    assert not moments[ROWS // 2 :].any()
+    assert moments[: ROWS // 2].any()
+
+
+def copies_of_the_table(loss, optimizer, rows=50_000, **options):
+    """How many times the compiled step copies something as large as the table."""
+    state = TrainState.create(make_params(rows), optimizer)
+    compiled = compile_step(make_step(loss, optimizer, **options)).lower(state, next(batches(1))).compile()
+    table = rf"f32\[{rows},{WIDTH}\]"
+    return len(re.findall(rf"= {table}\S* copy\(", compiled.as_text())), compiled.memory_analysis().temp_size_in_bytes
+
+
+def linear_loss(params, batch, rng):
+    """Its gradient does not depend on the rows that it reads."""
+    return jnp.mean(lookup(params["table"], batch["ids"]).sum((1, 2)) * batch["y"]) + jnp.sum(params["w"])
+
+
+@pytest.mark.parametrize("loss", [loss_fn, linear_loss])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optimizers.gradient_descent(0.1),
+        optimizers.adam(0.1),
+        optimizers.ftrl(0.1),
+        optimizers.rmsprop(0.1, centered=True, momentum=0.9),
+        guard(optimizers.adagrad(0.1), spike=10.0),
+        loss_scaling(optimizers.adam(0.1)),
+    ],
+    ids=["gradient_descent", "adam", "ftrl", "rmsprop", "guard", "loss_scaling"],
+)
+@pytest.mark.parametrize("options", [{}, {"clip_global_norm": 1.0, "accumulate": 2}], ids=str)
+def test_a_table_is_updated_in_place(loss, optimizer, options):
+    copies, temporary = copies_of_the_table(loss, optimizer, **options)
+    assert copies == 0
+    assert temporary < 50_000 * WIDTH
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded by rows"])
+@pytest.mark.parametrize("name", ["adam", "adagrad", "ftrl"])
+def test_on_a_mesh_it_is_the_same(sharded, name):
+    mesh = make_mesh()
+    optimizer = getattr(optimizers, name)(0.1)
+    expected, _ = run(loss_fn, optimizer)
+    if not sharded:
+        state, _ = run(loss_fn, optimizer, mesh=mesh)
+    else:
+        rows = NamedSharding(mesh, PartitionSpec("data"))
+        whole = NamedSharding(mesh, PartitionSpec())
+        state = TrainState.create(make_params(), optimizer)
+        placed = jax.tree.map(lambda leaf: rows if leaf.shape == (ROWS, WIDTH) else whole, state)
+        step = jax.jit(make_step(loss_fn, optimizer), donate_argnums=0, in_shardings=(placed, rows))
+        state = jax.device_put(state, placed)
+        for batch in batches(5):
+            state, _ = step(state, jax.device_put(batch, rows))
+            state = jax.device_put(state, placed)
+    assert_close(state.params, expected.params)
+
+
+def test_nothing_is_warned_of_when_rows_are_taken():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(loss_fn, optimizers.adam(0.1), steps=1)
