@@ -11,6 +11,7 @@ ROOT = Path(ftrain.__file__).parent
 # Rooms on one line do not import each other.
 LAYERS = [
     ["tree"],
+    ["packed"],
     ["formats"],
     ["schedules"],
     ["gradients"],

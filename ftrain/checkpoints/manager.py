@@ -12,6 +12,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from ftrain.checkpoints.matching import describe_differences
+from ftrain.packed import pack_like, unpack
 from ftrain.tree import Tree, named_leaves
 
 _COMMITTED = "commit_success.txt"  # Orbax writes it last
@@ -63,7 +64,7 @@ class CheckpointManager:
         """Start to save `tree` under `step`, after the save before this one has finished."""
         if not isinstance(step, int) or step < 0:
             raise CheckpointError(f"a step must be a whole number >= 0, got {step!r}")
-        arrays = _as_arrays(tree)
+        arrays = _as_arrays(unpack(tree))
         self.wait()
         self._sweep()
         if step in self.steps():
@@ -79,7 +80,7 @@ class CheckpointManager:
         self.wait()
         path = self.check(like, step)
         with self._reading(path):
-            return ocp.load(str(path), jax.tree.map(_abstract, like))
+            return pack_like(ocp.load(str(path), unpack(jax.tree.map(_abstract, like))), like)
 
     def check(self, like: Tree, step: int | None = None) -> Path:
         """The path of a checkpoint, if it is there and its leaves are those of `like`; only shapes are looked at."""
@@ -94,7 +95,9 @@ class CheckpointManager:
             found = named_leaves(ocp.metadata(str(path)).metadata)
             if not found:
                 raise FileNotFoundError("it has no leaves")
-        differences = describe_differences(found, named_leaves(jax.tree.map(_as_stored, like)))
+        differences = describe_differences(
+            found, named_leaves(jax.tree.map(_as_stored, unpack(jax.tree.map(_abstract, like))))
+        )
         if differences:
             raise CheckpointError(f"{path} does not fit: " + "; ".join(differences))
         return path

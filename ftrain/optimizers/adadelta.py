@@ -15,6 +15,7 @@ def adadelta(
     epsilon: float = 1e-8,
     *,
     slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
 ) -> optax.GradientTransformation:
     """Zeiler 2012: a = rho * a + (1 - rho) * g * g; d = g * sqrt(u + epsilon) / sqrt(a + epsilon)
 
@@ -30,4 +31,6 @@ def adadelta(
         steps = slots["accum_update"] * keep + direction * direction * (1 - keep)
         return -rate * direction, {"accum": squares, "accum_update": steps}
 
-    return from_rule(rule, learning_rate, slots={"accum": 0.0, "accum_update": 0.0}, slot_dtype=slot_dtype)
+    return from_rule(
+        rule, learning_rate, slots={"accum": 0.0, "accum_update": 0.0}, slot_dtype=slot_dtype, packed=packed
+    )

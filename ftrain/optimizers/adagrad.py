@@ -9,7 +9,11 @@ from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
 def adagrad(
-    learning_rate: LearningRate, initial_accumulator_value: float = 0.1, *, slot_dtype: DTypeLike | None = None
+    learning_rate: LearningRate,
+    initial_accumulator_value: float = 0.1,
+    *,
+    slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
 ) -> optax.GradientTransformation:
     """Duchi et al. 2011: a += g * g; p -= lr * g / sqrt(a)."""
     check_positive(initial_accumulator_value=initial_accumulator_value)
@@ -19,4 +23,6 @@ def adagrad(
         accumulator = slots["accumulator"] + gradient * gradient
         return -rate * gradient * jax.lax.rsqrt(accumulator), {"accumulator": accumulator}
 
-    return from_rule(rule, learning_rate, slots={"accumulator": initial_accumulator_value}, slot_dtype=slot_dtype)
+    return from_rule(
+        rule, learning_rate, slots={"accumulator": initial_accumulator_value}, slot_dtype=slot_dtype, packed=packed
+    )

@@ -17,6 +17,7 @@ def adagrad_da(
     l2_regularization_strength: float = 0.0,
     *,
     slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
 ) -> optax.GradientTransformation:
     """Duchi et al. 2011, with t the number of this update, from 1:
 
@@ -36,4 +37,4 @@ def adagrad_da(
         "gradient_accumulator": 0.0,
         "gradient_squared_accumulator": initial_gradient_squared_accumulator_value,
     }
-    return from_rule(rule, learning_rate, slots=initial, slot_dtype=slot_dtype)
+    return from_rule(rule, learning_rate, slots=initial, slot_dtype=slot_dtype, packed=packed)

@@ -17,6 +17,7 @@ def adam(
     *,
     lazy: bool = True,
     slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
 ) -> optax.GradientTransformation:
     """Kingma and Ba 2014, in the form of their section 2.1, where epsilon stands outside the correction.
 
@@ -34,4 +35,4 @@ def adam(
         corrected = rate * jnp.sqrt(1 - second**time) / (1 - first**time)
         return -corrected * m / (jnp.sqrt(v) + epsilon), {"m": m, "v": v}
 
-    return from_rule(rule, learning_rate, slots={"m": 0.0, "v": 0.0}, lazy=lazy, slot_dtype=slot_dtype)
+    return from_rule(rule, learning_rate, slots={"m": 0.0, "v": 0.0}, lazy=lazy, slot_dtype=slot_dtype, packed=packed)

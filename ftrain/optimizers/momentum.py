@@ -9,7 +9,12 @@ from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
 def momentum(
-    learning_rate: LearningRate, momentum: float, use_nesterov: bool = False, *, slot_dtype: DTypeLike | None = None
+    learning_rate: LearningRate,
+    momentum: float,
+    use_nesterov: bool = False,
+    *,
+    slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
 ) -> optax.GradientTransformation:
     """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a)."""
     check_not_negative(momentum=momentum)
@@ -20,4 +25,4 @@ def momentum(
         direction = gradient + momentum * accumulated if use_nesterov else accumulated
         return -rate * direction, {"momentum": accumulated}
 
-    return from_rule(rule, learning_rate, slots={"momentum": 0.0}, slot_dtype=slot_dtype)
+    return from_rule(rule, learning_rate, slots={"momentum": 0.0}, slot_dtype=slot_dtype, packed=packed)

@@ -16,6 +16,7 @@ def proximal_adagrad(
     l2_regularization_strength: float = 0.0,
     *,
     slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
 ) -> optax.GradientTransformation:
     """Duchi and Singer 2009 on Adagrad's rates, r: a += g * g; r = lr / sqrt(a)
 
@@ -31,4 +32,6 @@ def proximal_adagrad(
         new = proximal_point(stepped, own_rate, l1_regularization_strength, l2_regularization_strength)
         return new - parameter, {"accumulator": accumulator}
 
-    return from_rule(rule, learning_rate, slots={"accumulator": initial_accumulator_value}, slot_dtype=slot_dtype)
+    return from_rule(
+        rule, learning_rate, slots={"accumulator": initial_accumulator_value}, slot_dtype=slot_dtype, packed=packed
+    )

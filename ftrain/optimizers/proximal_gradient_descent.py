@@ -2,18 +2,13 @@
 
 import jax
 import optax
-from jax.typing import DTypeLike
 
 from ftrain.optimizers.proximal import proximal_point
 from ftrain.optimizers.rule import LearningRate, Slots, from_rule
 
 
 def proximal_gradient_descent(
-    learning_rate: LearningRate,
-    l1_regularization_strength: float = 0.0,
-    l2_regularization_strength: float = 0.0,
-    *,
-    slot_dtype: DTypeLike | None = None,
+    learning_rate: LearningRate, l1_regularization_strength: float = 0.0, l2_regularization_strength: float = 0.0
 ) -> optax.GradientTransformation:
     """Duchi and Singer 2009: p = shrink(p - lr * g, lr * l1) / (1 + lr * l2)."""
 
@@ -23,4 +18,4 @@ def proximal_gradient_descent(
         new = proximal_point(stepped, rate, l1_regularization_strength, l2_regularization_strength)
         return new - parameter, slots
 
-    return from_rule(rule, learning_rate, slot_dtype=slot_dtype)
+    return from_rule(rule, learning_rate)

@@ -16,6 +16,7 @@ def rmsprop(
     centered: bool = False,
     *,
     slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
 ) -> optax.GradientTransformation:
     """Hinton 2012: r = decay * r + (1 - decay) * g * g, from 1; d = momentum * d + lr * g / sqrt(r + epsilon); p -= d.
 
@@ -32,4 +33,4 @@ def rmsprop(
         return -step, {"rms": rms, "momentum": step} | means
 
     slots = {"rms": 1.0, "momentum": 0.0} | ({"mg": 0.0} if centered else {})
-    return from_rule(rule, learning_rate, slots=slots, slot_dtype=slot_dtype)
+    return from_rule(rule, learning_rate, slots=slots, slot_dtype=slot_dtype, packed=packed)

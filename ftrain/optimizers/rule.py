@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.gradients.rows import Rows, is_rows
+from ftrain.gradients.rows import Rows, is_rows, to_dense
 from ftrain.optimizers.checks import check_parameters, leaves_of_gradients
-from ftrain.optimizers.lifts import Slots, lift
+from ftrain.optimizers.lifts import Gradient, Slots, lift
+from ftrain.optimizers.packing import fill, join_gradients, layout_of, split_updates
+from ftrain.packed import plan
 from ftrain.schedules import Schedule
 from ftrain.tree import Tree, leaves_like
 
@@ -32,7 +34,7 @@ class Rule(Protocol):
 class OptimizerState(NamedTuple):
     count: jax.Array  # updates applied so far  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name
     learning_rate: jax.Array  # of the newest update, for metrics to show
-    slots: dict[str, Tree]  # by slot name, each shaped like the parameters
+    slots: dict[str, Tree]  # by slot name, each shaped like the parameters, or packed
 
 
 def from_rule(
@@ -41,6 +43,7 @@ def from_rule(
     slots: Mapping[str, float] | None = None,
     *,
     slot_dtype: jax.typing.DTypeLike | None = None,
+    packed: bool | None = None,
     lazy: bool = True,
 ) -> optax.GradientTransformation:
     """An optax transform that applies `rule` to every leaf, and to the rows that `Rows` name.
@@ -51,6 +54,9 @@ def from_rule(
       slots: what the rule keeps for each parameter, with the value it starts from.
       slot_dtype: the type of the slots and of the arithmetic, such as float32 for bfloat16 parameters; without it,
         each parameter's own.
+      packed: whether the slots of many parameters are kept and updated in one vector for each dtype, which costs less
+        time for a thousand small ones. By default so are those of parameters with few elements, if there are several.
+        The numbers are the same, `get_slot` finds them by name, and checkpoints name every one.
       lazy: whether rows that `Rows` do not name are left alone. Otherwise they have a gradient of zero.
     """
     slots = dict(slots or {})
@@ -62,32 +68,31 @@ def from_rule(
 
     def init(params: Tree) -> OptimizerState:
         check_parameters(params)
+        layout = plan(params, packed)
         count = jnp.zeros((), jnp.int32)
-        filled = {
-            name: jax.tree.map(lambda leaf, value=value: jnp.full_like(leaf, value, dtype=slot_dtype), params)
-            for name, value in slots.items()
-        }
+        filled = {name: fill(layout, params, value, slot_dtype) for name, value in slots.items()}
         return OptimizerState(count, rate(count).astype(jnp.float32), filled)
 
     def update(gradients: Tree, state: OptimizerState, params: Tree | None = None):
         if params is None:
             raise ValueError("this optimizer needs the parameters: call update(gradients, state, params)")
         given = leaves_of_gradients(gradients, params)
+        leaves, structure = jax.tree.flatten(params)
+        if not lazy:
+            given = jax.tree.leaves(to_dense(given, leaves), is_leaf=lambda node: node is None)
+        layout = layout_of(state.slots, structure)
         now = rate(state.count)
 
-        def one(gradient: jax.Array | Rows | None, parameter: jax.Array, *values: jax.Array):
-            kept = dict(zip(slots, values, strict=True))
-            if isinstance(gradient, Rows) and not lazy:
-                gradient = gradient.to_dense(parameter)
+        def one(gradient: Gradient, parameter: jax.Array, *values: jax.Array):
             dtype = jnp.dtype(slot_dtype or parameter.dtype)
             bound = functools.partial(rule, rate=now.astype(dtype), count=state.count)
-            return lift(bound, dtype, gradient, parameter, kept)
+            return lift(bound, dtype, gradient, parameter, dict(zip(slots, values, strict=True)))
 
-        structure = jax.tree.structure(params)
-        columns = [structure.flatten_up_to(state.slots[name]) for name in slots]
-        pairs = [one(*row) for row in zip(given, jax.tree.leaves(params), *columns, strict=True)]
-        updates = structure.unflatten([update for update, _ in pairs])
-        new_slots = {name: structure.unflatten([kept[name] for _, kept in pairs]) for name in slots}
+        columns = [layout.arrays(state.slots[name]) for name in slots]
+        rows = zip(join_gradients(layout, given, leaves), layout.join(leaves), *columns, strict=True)
+        results = [one(*row) for row in rows]
+        updates = structure.unflatten(split_updates(layout, [update for update, _ in results], given))
+        new_slots = {name: layout.store([kept[name] for _, kept in results]) for name in slots}
         return updates, OptimizerState(state.count + 1, now.astype(jnp.float32), new_slots)
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType] - optax types params narrower

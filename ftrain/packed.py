@@ -1,0 +1,171 @@
+"""Packed trees: many small leaves kept in one vector for each dtype, because every array that a call takes costs time.
+
+A packed tree is a tree of few arrays that stands for one of many. `unpack` and `pack_like` go from one to the other, so
+that what is written to disk names every leaf, packed or not.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from ftrain.tree import Tree
+
+LARGEST = 4096  # elements of a leaf that is packed; beyond, moving them about costs more than a leaf of its own
+FEWEST = 8  # leaves that are worth packing
+_AT_ONCE = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a leaf is kept: its part of the vector of its group."""
+
+    group: str
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the leaves of a tree are packed. A leaf without a place is kept apart, as it is."""
+
+    structure: Any  # of the tree
+    places: tuple[Place | None, ...]
+
+    def join(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        """The arrays that stand for these leaves: first those apart, then a vector for each group."""
+        return self.apart(leaves) + [join([leaves[n] for n in self.members(group)]) for group in self.groups()]
+
+    def split(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The leaves that these arrays stand for; an axis in front of all of them stays."""
+        vectors = arrays[len(arrays) - len(self.groups()) :]
+        if any(isinstance(vector, Tracer) for vector in vectors):
+            vectors = jax.lax.optimization_barrier(vectors)  # or each leaf computes its part of them anew
+        vectors, apart = dict(zip(self.groups(), vectors, strict=True)), iter(arrays)
+        return [next(apart) if place is None else _take(vectors[place.group], place) for place in self.places]
+
+    def store(self, arrays: Sequence[jax.Array]) -> Tree:
+        """The tree that these arrays stand for, packed; an ordinary one if nothing of it is."""
+        return Packed(list(arrays), self) if self.groups() else self.structure.unflatten(arrays)
+
+    def arrays(self, stored: Tree) -> list[jax.Array]:
+        """The arrays of a tree that was stored in this layout."""
+        return stored.arrays if isinstance(stored, Packed) else self.structure.flatten_up_to(stored)
+
+    def apart(self, leaves: Sequence[Any]) -> list[Any]:
+        """Those of the leaves that are kept apart."""
+        return [leaf for leaf, place in zip(leaves, self.places, strict=True) if place is None]
+
+    def groups(self) -> list[str]:
+        """The names of the groups, in order."""
+        return sorted({place.group for place in self.places if place is not None})
+
+    def members(self, group: str) -> list[int]:
+        """The positions of a group's leaves in the tree, in the order of their places."""
+        return [n for n, place in enumerate(self.places) if place is not None and place.group == group]
+
+    def length(self, group: str) -> int:
+        """The length of a group's vector."""
+        return sum(place.size for place in self.places if place is not None and place.group == group)
+
+
+def join(leaves: Sequence[jax.Array]) -> jax.Array:
+    """Leaves as one vector, put together in two rounds: XLA takes very long to compile one of a thousand."""
+    flat = [jax.lax.reshape(leaf, (leaf.size,)) for leaf in leaves]
+    if len(flat) > _AT_ONCE:
+        parts = [jax.lax.concatenate(flat[n : n + _AT_ONCE], 0) for n in range(0, len(flat), _AT_ONCE)]
+        flat = jax.lax.optimization_barrier(parts)
+    return jax.lax.concatenate(flat, 0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A tree in fewer arrays."""
+
+    arrays: list[jax.Array]
+    layout: Layout = dataclasses.field(metadata={"static": True})
+
+    def leaves(self) -> list[jax.Array]:
+        return self.layout.split(self.arrays)
+
+    def tree(self) -> Tree:
+        return self.layout.structure.unflatten(self.leaves())
+
+
+def plan(tree: Tree, packed: bool | None = None) -> Layout:
+    """How to pack a tree: small leaves, by dtype, if there are enough of them; with `packed`, all or none.
+
+    Leaves that are spread over devices keep their sharding, and so are never packed.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    limit = {None: LARGEST, True: float("inf"), False: -1}[packed]
+    fits = [leaf.size <= limit and _is_whole(leaf, leaves[0]) for leaf in leaves]
+    counts = Counter(leaf.dtype.name for leaf, is_fit in zip(leaves, fits, strict=True) if is_fit)
+    ends: Counter[str] = Counter()
+    places: list[Place | None] = []
+    for leaf, is_fit in zip(leaves, fits, strict=True):
+        group = leaf.dtype.name
+        if not is_fit or (packed is None and counts[group] < FEWEST):
+            places.append(None)
+            continue
+        places.append(Place(group, ends[group], jnp.shape(leaf)))
+        ends[group] += leaf.size
+    return Layout(structure, tuple(places))
+
+
+def unpack(tree: Tree) -> Tree:
+    """`tree` with every packed tree in it as an ordinary one."""
+    return jax.tree.map(lambda node: node.tree() if is_packed(node) else node, tree, is_leaf=is_packed)
+
+
+def pack_like(tree: Tree, like: Tree) -> Tree:
+    """`tree`, which is `unpack(like)` in structure, packed as `like` is."""
+
+    def pack(node: Any, unpacked: Any) -> Any:
+        return Packed(node.layout.join(node.layout.structure.flatten_up_to(unpacked)), node.layout)
+
+    structure = jax.tree.structure(like, is_leaf=is_packed)
+    nodes = zip(jax.tree.leaves(like, is_leaf=is_packed), structure.flatten_up_to(tree), strict=True)
+    return structure.unflatten([pack(node, part) if is_packed(node) else part for node, part in nodes])
+
+
+def is_packed(node: Any) -> bool:
+    return isinstance(node, Packed)
+
+
+_SINGLE = jax.lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+
+
+def is_concrete(leaf: Any) -> bool:
+    """Whether a leaf is an array that is somewhere, not one that is being traced or only described."""
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+
+
+def _take(vector: Any, place: Place) -> Any:
+    """A leaf out of its group's vector; of a vector that is only a shape, the shape."""
+    shape = (*vector.shape[:-1], *place.shape)
+    if isinstance(vector, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, vector.dtype, sharding=vector.sharding)
+    if isinstance(vector, Tracer) and vector.ndim == 1 and jax.default_backend() == "cpu":
+        # XLA compiles a slice anew for every offset, but a gather by constant indices only once for each shape.
+        indices = np.arange(place.start, place.start + place.size, dtype=np.int32).reshape(*place.shape, 1)
+        return jax.lax.gather(vector, indices, _SINGLE, (1,), mode="promise_in_bounds", unique_indices=True)
+    return vector[..., place.start : place.start + place.size].reshape(shape)
+
+
+def _is_whole(leaf: Any, first: Any) -> bool:
+    """Whether a leaf is not spread over devices, and lives where the first one lives."""
+    if not is_concrete(leaf):
+        return True
+    return leaf.sharding.is_fully_replicated and leaf.sharding.device_set == first.sharding.device_set
