@@ -20,6 +20,7 @@ def ftrl(
     beta: float = 0.0,
     *,
     slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
 ) -> optax.GradientTransformation:
     """McMahan et al. 2013, with k = learning_rate_power:
 
@@ -48,6 +49,5 @@ def ftrl(
         new = -shrink(linear, l1_regularization_strength) / curvature
         return new - parameter, {"accum": accumulator, "linear": linear}
 
-    return from_rule(
-        rule, learning_rate, slots={"accum": initial_accumulator_value, "linear": 0.0}, slot_dtype=slot_dtype
-    )
+    slots = {"accum": initial_accumulator_value, "linear": 0.0}
+    return from_rule(rule, learning_rate, slots, slot_dtype=slot_dtype, packed=packed)
