@@ -20,6 +20,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(VENV)/bin/python benchmarks/loop.py
+	$(VENV)/bin/python benchmarks/optimizers.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -12,7 +12,8 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def make_arrays() -> dict[str, np.ndarray]:
     return {"x": x, "y": rng.integers(0, CLASSES, EXAMPLES).astype(np.int32)}
 
 
-def bare_loop(batches: Callable[[], itertools.cycle]) -> Callable[[int], float]:
+def bare_loop(batches: Callable[[], Iterator[Any]]) -> Callable[[int], float]:
     optimizer = optax.sgd(0.01, momentum=0.9)
 
     def step(params, opt_state, batch):

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from ftrain.data import ArraySource
 from ftrain.tasks import Task
@@ -49,6 +50,10 @@ def regression(
         return {"distance": float(jnp.max(jnp.abs(params["w"] - WEIGHTS)))}
 
     return Task(init_params, noisy_loss, ArraySource(make_arrays(examples)), evaluate)
+
+
+def without_rate() -> optax.GradientTransformation:
+    return optax.sgd(0.1)
 
 
 def broken(*, examples: int = 64):

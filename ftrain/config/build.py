@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import optax
@@ -14,6 +13,7 @@ from ftrain.config.load import ConfigError
 from ftrain.config.plan import Plan
 from ftrain.data import Pipeline
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
+from ftrain.optimizers import LearningRate
 from ftrain.run import CHECKPOINTS
 from ftrain.tasks import Task
 from ftrain.training import Hook, TrainState
@@ -31,6 +31,7 @@ class Job:
     task: Task
     pipeline: Pipeline
     optimizer: optax.GradientTransformation
+    learning_rate: LearningRate | None  # as the config says it: an optax optimizer closes over its own
     step: Step
     mesh: Mesh
     evaluator: Evaluator | None
@@ -67,7 +68,7 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
     """Call what the plan names. `directory` overrides where the run lives, for a run that was moved."""
     calls, top = plan.calls, plan.top
     home = Path(directory or calls["run"].arguments["directory"])
-    optimizer = calls["optimizer"].make()
+    optimizer, rate = calls["optimizer"].make(), _learning_rate(calls["optimizer"])
     for wrapper in ("guard", "loss_scaling"):  # the outer one comes last
         optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer
     mesh = calls["mesh"].make()
@@ -84,9 +85,8 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         task=task,
         pipeline=pipeline,
         optimizer=optimizer,
-        step=calls["step"].make(
-            loss_fn=task.loss_fn, optimizer=optimizer, learning_rate=_shown_rate(calls["optimizer"])
-        ),
+        learning_rate=rate,
+        step=calls["step"].make(loss_fn=task.loss_fn, optimizer=optimizer, learning_rate=rate),
         mesh=mesh,
         evaluator=_evaluator(plan, task),
         summaries=calls["summary"].make(directory=home),
@@ -104,7 +104,6 @@ def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
     return evaluator
 
 
-def _shown_rate(optimizer: Call) -> Any:
-    """The rate to show in the metrics: an optax optimizer closes over its own, but the config says what it is."""
+def _learning_rate(optimizer: Call) -> LearningRate | None:
     rate = optimizer.arguments.get("learning_rate")
     return rate.make() if isinstance(rate, Call) else rate

@@ -41,13 +41,18 @@ def average(part: Part, carry: Tree, batch: Tree, microbatches: int) -> tuple[Tr
     Sums are kept in float32 at least, and means have the dtype of what is averaged. `Rows` are not summed over
     parts but kept together, so that a table's size does not matter here either.
     """
+    batch = jax.tree.map(jnp.asarray, batch)
     examples = _count_examples(batch)
     size = -(-examples // microbatches)
     whole, rest = divmod(examples, size)
     # Microbatches take every n-th example. Where examples are spread over devices, each device has some of every one.
-    parts = jax.tree.map(lambda leaf: leaf[: whole * size].reshape(size, whole, *leaf.shape[1:]).swapaxes(0, 1), batch)
+    divided = jax.tree.map(lambda leaf: leaf[: whole * size].reshape(size, whole, *leaf.shape[1:]), batch)
     tail = jax.tree.map(lambda leaf: leaf[whole * size :], batch)
-    shapes = jax.eval_shape(lambda: part(carry, jnp.int32(0), jax.tree.map(lambda leaf: leaf[0], parts))[1])
+
+    def take(number: jax.Array) -> Tree:
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 1, keepdims=False), divided)
+
+    shapes = jax.eval_shape(lambda: part(carry, jnp.int32(0), take(jnp.int32(0)))[1])
     likes, structure = jax.tree.flatten(shapes, is_leaf=is_rows)
 
     def weigh(carry: Tree, number: jax.Array, microbatch: Tree, count: int) -> tuple[Tree, list[Any]]:
@@ -55,13 +60,13 @@ def average(part: Part, carry: Tree, batch: Tree, microbatches: int) -> tuple[Tr
         weighed = map_values(lambda values: values.astype(_wide(values.dtype)) * (count / examples), answer)
         return carry, jax.tree.leaves(weighed, is_leaf=is_rows)
 
-    def add(carried: tuple[Tree, list[Any]], numbered: tuple[jax.Array, Tree]):
-        carry, answer = weigh(carried[0], *numbered, size)
+    def add(carried: tuple[Tree, list[Any]], number: jax.Array):
+        carry, answer = weigh(carried[0], number, take(number), size)
         sums = [None if total is None else total + leaf for total, leaf in zip(carried[1], answer, strict=True)]
         return (carry, sums), [leaf if is_rows(leaf) else None for leaf in answer]
 
     zeros = [None if is_rows(like) else jnp.zeros(like.shape, _wide(like.dtype)) for like in likes]
-    (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), (jnp.arange(whole), parts))
+    (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), jnp.arange(whole))
     totals = [total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)]
     if rest:
         carry, answer = weigh(carry, jnp.int32(whole), tail, rest)

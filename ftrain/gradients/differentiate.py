@@ -86,8 +86,8 @@ def _zero_after(results: list[Any]) -> jax.Array:
 def _collect(table: jax.Array, read: list[tuple[jax.Array, jax.Array]]) -> Rows:
     """All that was read of one table, as one `Rows`; what was read outside of it is left out."""
     indices = jnp.concatenate([jnp.ravel(ids) for ids, _ in read])
-    rows = Rows(indices, jnp.concatenate([jnp.reshape(values, (-1, *table.shape[1:])) for _, values in read]))
-    return rows.map(lambda values: jnp.where(rows.is_within(table), values, 0)).sum_duplicates()
+    values = jnp.concatenate([jnp.reshape(values, (-1, *table.shape[1:])) for _, values in read])
+    return Rows(indices, values).sum_duplicates(table)
 
 
 @dataclasses.dataclass

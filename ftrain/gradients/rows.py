@@ -51,22 +51,32 @@ class Rows:
         """What `table` holds in these rows; anything where an index names no row."""
         return _at(table, self.indices).get(mode="clip", **_NO_WRAPPING)
 
-    def sum_duplicates(self) -> "Rows":
-        """The same table with no row named twice. Places that become free hold zeros and name no row."""
-        if self.unique or self.indices.shape[0] < 2:
+    def sum_duplicates(self, table: jax.Array | None = None) -> "Rows":
+        """The same rows, none named twice, those that are named in front; what is left over names no row and is zero.
+
+        With a `table`, what is not in it is left out.
+        """
+        if self.unique or self.indices.shape[0] == 0:
             return dataclasses.replace(self, unique=True)
+        count = self.indices.shape[0]
         indices = self.indices.astype(jnp.int64 if self.indices.dtype.itemsize == 8 else jnp.int32)
-        positions = jnp.arange(indices.shape[0], dtype=jnp.int32)
+        positions = jnp.arange(count, dtype=jnp.int32)
         first = first_positions(indices)
-        summed = jnp.zeros_like(self.values).at[first].add(self.values, mode="promise_in_bounds")
-        nowhere = jnp.iinfo(indices.dtype).max - positions.astype(indices.dtype)  # each free place its own
-        indices = jnp.where(first == positions, indices, nowhere)
-        return dataclasses.replace(self, indices=indices, values=summed, unique=True)
+        is_first = first == positions
+        if table is not None:
+            is_first &= self.is_within(table)
+        places = jnp.where(is_first, jnp.cumsum(is_first, dtype=jnp.int32) - 1, count)[first]  # `count` is out of it
+        nowhere = jnp.iinfo(indices.dtype).max - positions.astype(indices.dtype)  # each place that is left its own
+        return dataclasses.replace(
+            self,
+            indices=nowhere.at[places].set(indices, mode="drop"),
+            values=jnp.zeros_like(self.values).at[places].add(self.values, mode="drop"),
+            unique=True,
+        )
 
     def is_within(self, table: jax.Array) -> jax.Array:
-        """For each index, whether it names a row of `table`; shaped to broadcast against the values."""
-        within = (self.indices >= 0) & (self.indices < table.shape[0])
-        return within.reshape(-1, *[1] * (self.values.ndim - 1))
+        """For each index, whether it names a row of `table`."""
+        return (self.indices >= 0) & (self.indices < table.shape[0])
 
 
 _NO_WRAPPING = {"wrap_negative_indices": False}  # -1 names no row, as in the reference, not the last one

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ftrain.gradients.rows import Rows, is_rows
 from ftrain.tree import Tree, leaves_like, named_leaves
@@ -28,6 +29,16 @@ def check_fraction(**values: Hyperparameter) -> None:
     for name, value in _known(values):
         if not 0 <= value < 1:
             raise ValueError(f"{name} must be in [0, 1), got {value}")
+
+
+def check_dtype(**values: DTypeLike | None) -> None:
+    for name, value in values.items():
+        try:
+            is_real = value is None or jnp.issubdtype(jnp.dtype(value), jnp.floating)
+        except TypeError:
+            is_real = False
+        if not is_real:
+            raise ValueError(f"{name} must be a dtype of real numbers, such as float32, got {value!r}")
 
 
 def _known(values: dict[str, Hyperparameter]) -> list[tuple[str, float]]:

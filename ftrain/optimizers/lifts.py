@@ -11,6 +11,8 @@ from ftrain.gradients.rows import Rows
 
 Slots = Mapping[str, jax.Array]
 
+AT_ONCE = 2048  # rows
+
 
 @dataclasses.dataclass(frozen=True)
 class Masked:
@@ -44,12 +46,42 @@ def on_array(rule: BoundRule, dtype: Any, gradient: jax.Array, parameter: jax.Ar
 
 
 def on_rows(rule: BoundRule, dtype: Any, gradient: Rows, parameter: jax.Array, slots: Slots):
-    """The lift to rows: those that the gradient names, and their slots, are read and written, no others."""
-    rows = gradient.sum_duplicates()
+    """The lift to rows: those that the gradient names, and their slots, are read and written, no others.
+
+    On a CPU a long list of rows is worked off in parts that fit its caches, as far as rows are named.
+    """
+    rows = gradient.sum_duplicates(parameter)
+    count = rows.indices.shape[0]
+    if count <= AT_ONCE or jax.default_backend() != "cpu":
+        update, slots = _on_some_rows(rule, dtype, rows, parameter, slots)
+        return rows.map(lambda _: update), slots
+    padded = _pad(rows, -count % AT_ONCE)
+    named = jnp.max(jnp.where(padded.is_within(parameter), jnp.arange(1, padded.indices.shape[0] + 1), 0))
+
+    def work_off(carry: tuple[jax.Array, jax.Array, Slots]) -> tuple[jax.Array, jax.Array, Slots]:
+        start, updates, slots = carry
+        part = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, AT_ONCE), padded)
+        update, slots = _on_some_rows(rule, dtype, part, parameter, slots)
+        return start + AT_ONCE, jax.lax.dynamic_update_slice_in_dim(updates, update, start, 0), slots
+
+    zeros = jnp.zeros(padded.values.shape, parameter.dtype)
+    _, updates, slots = jax.lax.while_loop(lambda carry: carry[0] < named, work_off, (jnp.int32(0), zeros, dict(slots)))
+    return rows.map(lambda _: updates[:count]), slots
+
+
+def _on_some_rows(rule: BoundRule, dtype: Any, rows: Rows, parameter: jax.Array, slots: Slots):
     near = {name: rows.take_from(slot) for name, slot in slots.items()}
     update, new = on_array(rule, dtype, rows.values, rows.take_from(parameter), near)
-    update = jnp.where(rows.is_within(parameter), update, 0)  # a place that names no row is not counted in norms
-    return rows.map(lambda _: update), {name: rows.put_into(slots[name], new[name]) for name in slots}
+    within = rows.is_within(parameter).reshape(-1, *[1] * (update.ndim - 1))
+    update = jnp.where(within, update, 0)  # a place that names no row is not counted in norms
+    return update, {name: rows.put_into(slots[name], new[name]) for name in slots}
+
+
+def _pad(rows: Rows, more: int) -> Rows:
+    """`rows` with places at the end that name no row."""
+    nowhere = jnp.full(more, jnp.iinfo(rows.indices.dtype).max)
+    values = jnp.pad(rows.values, [(0, more)] + [(0, 0)] * (rows.values.ndim - 1))
+    return Rows(jnp.concatenate([rows.indices, nowhere]), values, rows.unique)
 
 
 def on_masked(rule: BoundRule, dtype: Any, gradient: Masked, parameter: jax.Array, slots: Slots):

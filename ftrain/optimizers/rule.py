@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.gradients.rows import Rows, is_rows, to_dense
-from ftrain.optimizers.checks import check_parameters, leaves_of_gradients
+from ftrain.optimizers.checks import check_dtype, check_parameters, leaves_of_gradients
 from ftrain.optimizers.lifts import Gradient, Slots, lift
 from ftrain.optimizers.packing import fill, join_gradients, layout_of, split_updates
 from ftrain.packed import plan
@@ -62,6 +62,8 @@ def from_rule(
     slots = dict(slots or {})
     if isinstance(learning_rate, (int, float)) and not math.isfinite(learning_rate):
         raise ValueError(f"learning_rate must be a finite number, got {learning_rate}")
+
+    check_dtype(slot_dtype=slot_dtype)
 
     def rate(count: jax.Array) -> jax.Array:
         return jnp.asarray(learning_rate(count) if callable(learning_rate) else learning_rate)

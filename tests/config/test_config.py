@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.config import ConfigError, build, claim, load, plan
+from ftrain.gradients.guard import GuardState
+from ftrain.gradients.loss_scaling import LossScaleState
 
 CONFIG = """
 task = "regression:regression"
@@ -50,6 +52,18 @@ def test_a_plan_is_written_out_in_full(config):
     again = config.with_name("again.toml")
     again.write_text(tomli_w.dumps(resolved))
     assert plan(load(again)).resolved() == resolved
+
+
+def test_optional_tables_wrap_the_optimizer(config):
+    assert "guard" not in plan(load(config)).resolved()
+    overrides = ["guard.spike=5.0", "loss_scaling.dynamic=false", "optimizer.slot_dtype=float32", "step.accumulate=2"]
+    planned = plan(load(config, overrides))
+    assert planned.resolved()["guard"] == {"spike": 5.0, "window": 100, "patience": 10}
+    state, metrics = build(planned).trace()
+    assert isinstance(state.opt_state, LossScaleState)
+    assert isinstance(state.opt_state.inner, GuardState)
+    assert {"loss_scale", "update_skipped", "updates_skipped"} <= set(metrics)
+    assert plan(load(config, ["guard={}"])).resolved()["guard"]["window"] == 100
 
 
 def test_a_run_lives_under_the_name_of_its_config_unless_it_says_where(config):
@@ -120,6 +134,11 @@ BAD = [
     (["data.batch_size=65"], "[data] batch_size 65 is larger than the data, which has 64 examples"),
     (["mesh.data=3"], "data.batch_size: batch_size 8 does not divide over the 3 devices of the mesh; use 6"),
     (["mesh.data=99"], "[mesh] data must be -1 or between 1 and the 4 devices there are, got 99"),
+    (["optimizer.slot_dtype=flot32"], "[optimizer] slot_dtype must be a dtype of real numbers, such as float32, got"),
+    (["guard.spike=0.5"], "command line: [guard] spike must be > 1, got 0.5"),
+    (["guard.spikes=5"], "guard.spikes: there is no such key; did you mean spike?"),
+    (["loss_scaling.scale=0.0"], "command line: [loss_scaling] loss_scaling needs scale > 0, factor > 1"),
+    (["step.accumulate=0"], "command line: [step] accumulate must be >= 1, got 0"),
     (["optimizer.momentum=-1.0"], "command line: [optimizer] momentum must be >= 0, got -1.0"),
     (["optimizer.learning_rate.decay_steps=0"], "[optimizer.learning_rate] decay_steps must be > 0, got 0"),
     (["checkpoint.keep=0"], "command line: [checkpoint] keep must be >= 1, got 0"),

@@ -95,6 +95,8 @@ def test_plain_optax_shows_no_rate_but_injected_hyperparameters_do():
         (lambda: optimizers.ftrl(0.1, l2_regularization_strength=-1), "l2_regularization_strength must be >= 0, got"),
         (lambda: optimizers.ftrl(0.1, l2_shrinkage_regularization_strength=-1), "l2_shrinkage_regularization_streng"),
         (lambda: optimizers.adadelta(epsilon=-1.0), "epsilon must be >= 0, got -1.0"),
+        (lambda: optimizers.adam(slot_dtype="flot32"), "slot_dtype must be a dtype of real numbers, .* got 'flot32'"),
+        (lambda: optimizers.adam(slot_dtype=jnp.int32), "slot_dtype must be a dtype of real numbers, such as float32"),
     ],
 )
 def test_bad_hyperparameters_are_refused(make, message):
