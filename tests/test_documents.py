@@ -31,7 +31,11 @@ def test_every_example_runs(path, tmp_path):
     command = [sys.executable, str(path)]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    results = {"quickstart.py": r"Array\(3\.0", "own_loop.py": "the loss is below 0.001"}
+    results = {
+        "quickstart.py": r"Array\(3\.0",
+        "own_loop.py": "the loss is below 0.001",
+        "embeddings.py": r"(?s)step 1000: loss \d\.\d+e-(0[6-9]|1\d).*100 of 200,000 rows were trained",
+    }
     assert re.search(results[path.name], done.stdout)
 
 
@@ -68,5 +72,5 @@ def test_the_readme_names_every_table_and_command():
 
     for table in [*SECTIONS, *NAMED]:
         assert f"`[{table}]`" in README
-    for command in ("train", "eval", "check", "schema"):
+    for command in ("train", "eval", "check", "schedule", "schema", "migrate"):
         assert f"ftrain {command}" in README

@@ -24,6 +24,7 @@ LAYERS = [
     ["run"],
     ["tasks"],
     ["config"],
+    ["migration"],
     ["cli"],
     ["__main__"],
 ]

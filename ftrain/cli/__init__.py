@@ -10,6 +10,7 @@ import typer
 from ftrain import __version__
 from ftrain.cli.check import check
 from ftrain.cli.evaluate import evaluate
+from ftrain.cli.migrate import migrate
 from ftrain.cli.schedule import schedule
 from ftrain.cli.schema import schema
 from ftrain.cli.train import train
@@ -27,6 +28,7 @@ app.command(name="eval")(evaluate)
 app.command()(check)
 app.command()(schedule)
 app.command()(schema)
+app.command()(migrate)
 
 
 def _version(asked: bool) -> None:
