@@ -6,6 +6,7 @@ import jax.numpy as jnp
 _SPREAD = 8  # buckets for each id: with these, two or three rounds place nearly every list
 
 
+@jax.jit
 def first_positions(ids: jax.Array) -> jax.Array:
     """For each id of a list that is not empty, the first position where the same id stands.
 

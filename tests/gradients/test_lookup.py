@@ -2,9 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from ftrain.gradients import Rows, lookup, value_and_grad
 
@@ -22,8 +19,9 @@ def assert_same_gradients(function, params, *args):
     return gradients
 
 
-@given(hnp.arrays(np.int32, hnp.array_shapes(min_dims=0, max_dims=3, max_side=4), elements=st.integers(0, 6)))
-def test_ids_of_any_shape(ids):
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (5,), (2, 3), (2, 0, 3), (2, 1, 4)], ids=str)
+def test_ids_of_any_shape(shape):
+    ids = np.random.default_rng(1).integers(0, 7, size=shape, dtype=np.int32)
     np.testing.assert_array_equal(lookup(TABLE, ids), np.asarray(TABLE)[ids])
     gradients = assert_same_gradients(lambda p: jnp.sum(jnp.sin(lookup(p["table"], ids))), {"table": TABLE})
     assert isinstance(gradients["table"], Rows)

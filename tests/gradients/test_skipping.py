@@ -69,9 +69,9 @@ def test_after_its_patience_the_guard_gives_way():
 def test_the_scale_shrinks_on_overflow_and_grows_after_a_while():
     transform = loss_scaling(optimizers.gradient_descent(0.1), scale=8.0, growth_interval=3)
     scales = []
-    state = transform.init(PARAMS)
+    state, update = transform.init(PARAMS), jax.jit(transform.update)
     for size in [np.inf, 1, 1, 1, 1, 1, 1, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan]:
-        _, state = transform.update(gradients(size), state, PARAMS)
+        _, state = update(gradients(size), state, PARAMS)
         scales.append(float(loss_scale(state)))
     assert scales == [4, 4, 4, 8, 8, 8, 16, 8, 4, 2, 1, 1, 1]
     fixed = loss_scaling(optimizers.gradient_descent(0.1), scale=8.0, dynamic=False)
