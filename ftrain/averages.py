@@ -16,7 +16,11 @@ def update_averages(averages: Tree, values: Tree, decay: Number, num_updates: Nu
     d = min(decay, (1 + n) / (10 + n)): the smaller decay of the first updates lets them leave the start quickly.
     """
     fresh = 1 - _decay_now(decay, num_updates)
-    return jax.tree.map(lambda mean, new: mean - fresh.astype(mean.dtype) * (mean - new), averages, values)
+
+    def move(mean: jax.Array, new: jax.Array) -> jax.Array:
+        return mean - fresh.astype(mean.dtype) * (mean - jnp.asarray(new, mean.dtype))
+
+    return jax.tree.map(move, averages, values)
 
 
 @jax.tree_util.register_dataclass
@@ -47,7 +51,9 @@ class ZeroDebiased:
         fresh = 1 - _decay_now(decay, num_updates)
 
         def correct(mean: jax.Array) -> jax.Array:
-            return mean / (1 - (1 - fresh.astype(mean.dtype)) ** count.astype(mean.dtype))
+            wide = jnp.promote_types(mean.dtype, jnp.float32)  # 1 - d**t is zero in less
+            share = 1 - (1 - fresh.astype(wide)) ** count.astype(wide)
+            return (mean.astype(wide) / share).astype(mean.dtype)
 
         return ZeroDebiased(jax.tree.map(correct, biased), biased, count)
 

@@ -19,7 +19,7 @@ from ftrain.tree import Tree
 
 LARGEST = 4096  # elements of a leaf that is packed; beyond, moving them about costs more than a leaf of its own
 FEWEST = 8  # leaves that are worth packing
-_AT_ONCE = 50
+_JOINED_AT_ONCE = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Layout:
 
 def join(leaves: Sequence[jax.Array]) -> jax.Array:
     """Leaves as one vector, put together in two rounds: XLA takes very long to compile one of a thousand."""
-    flat = [jax.lax.reshape(leaf, (leaf.size,)) for leaf in leaves]
-    if len(flat) > _AT_ONCE:
-        parts = [jax.lax.concatenate(flat[n : n + _AT_ONCE], 0) for n in range(0, len(flat), _AT_ONCE)]
+    flat = [jax.lax.reshape(jnp.asarray(leaf), (jnp.size(leaf),)) for leaf in leaves]
+    if len(flat) > _JOINED_AT_ONCE:
+        parts = [jax.lax.concatenate(flat[n : n + _JOINED_AT_ONCE], 0) for n in range(0, len(flat), _JOINED_AT_ONCE)]
         flat = jax.lax.optimization_barrier(parts)
     return jax.lax.concatenate(flat, 0)
 
@@ -110,17 +110,18 @@ def plan(tree: Tree, packed: bool | None = None) -> Layout:
     """
     leaves, structure = jax.tree.flatten(tree)
     limit = {None: LARGEST, True: float("inf"), False: -1}[packed]
-    fits = [leaf.size <= limit and _is_whole(leaf, leaves[0]) for leaf in leaves]
-    counts = Counter(leaf.dtype.name for leaf, is_fit in zip(leaves, fits, strict=True) if is_fit)
+    first = next(filter(is_concrete, leaves), None)
+    fits = [jnp.size(leaf) <= limit and _is_whole(leaf, first) for leaf in leaves]
+    counts = Counter(jnp.result_type(leaf).name for leaf, is_fit in zip(leaves, fits, strict=True) if is_fit)
     ends: Counter[str] = Counter()
     places: list[Place | None] = []
     for leaf, is_fit in zip(leaves, fits, strict=True):
-        group = leaf.dtype.name
+        group = jnp.result_type(leaf).name
         if not is_fit or (packed is None and counts[group] < FEWEST):
             places.append(None)
             continue
         places.append(Place(group, ends[group], jnp.shape(leaf)))
-        ends[group] += leaf.size
+        ends[group] += jnp.size(leaf)
     return Layout(structure, tuple(places))
 
 
@@ -165,7 +166,7 @@ def _take(vector: Any, place: Place) -> Any:
 
 
 def _is_whole(leaf: Any, first: Any) -> bool:
-    """Whether a leaf is not spread over devices, and lives where the first one lives."""
+    """Whether a leaf is not spread over devices, and lives where the first one that is anywhere lives."""
     if not is_concrete(leaf):
         return True
     return leaf.sharding.is_fully_replicated and leaf.sharding.device_set == first.sharding.device_set

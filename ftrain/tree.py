@@ -15,7 +15,12 @@ def named_leaves(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> di
     >>> named_leaves({"dense": {"bias": 0, "kernel": 1}, "scales": [2, 3]})
     {'dense/bias': 0, 'dense/kernel': 1, 'scales/0': 2, 'scales/1': 3}
     """
-    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_leaf)}
+    return dict(leaves_with_names(tree, is_leaf))
+
+
+def leaves_with_names(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
+    """Every leaf with its name, in the tree's own order, also where two leaves have the same name."""
+    return [(_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_leaf)]
 
 
 def leaves_like(tree: Tree, like: Tree, what: str, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from ftrain.averages import update_averages
+from ftrain.averages import ZeroDebiased, update_averages
 
 
 def test_averages_follow_the_formula_with_a_smaller_decay_at_first():
@@ -17,3 +17,12 @@ def test_averages_follow_the_formula_with_a_smaller_decay_at_first():
 def test_averages_keep_their_dtype():
     averages = update_averages({"w": jnp.zeros(2, jnp.bfloat16)}, {"w": jnp.ones(2, jnp.bfloat16)}, 0.9, jnp.int32(0))
     assert averages["w"].dtype == jnp.bfloat16
+
+
+def test_averages_from_zero_are_corrected_in_half_precision_too():
+    averages = ZeroDebiased.create(jnp.zeros(2, jnp.bfloat16)).update(jnp.ones(2, jnp.bfloat16), 0.999)
+    np.testing.assert_allclose(averages.values.astype(jnp.float32), 1.0, rtol=0.01)
+
+
+def test_averages_of_values_of_another_dtype_keep_theirs():
+    assert update_averages(jnp.zeros(2, jnp.bfloat16), jnp.ones(2), 0.9).dtype == jnp.bfloat16

@@ -14,7 +14,7 @@ Part = Callable[[Tree, jax.Array, Tree], tuple[Tree, Tree]]
 
 
 def accumulate(differentiate: Callable[..., tuple[Any, Tree]], microbatches: int) -> Callable[..., tuple[Any, Tree]]:
-    """What `value_and_grad` of a mean over a batch answers, computed in `microbatches` parts.
+    """What `value_and_grad` of a mean over a batch answers, computed in at most `microbatches` parts.
 
     `differentiate(params, batch, ...)` is called with parts of `batch`, whose leaves have a first axis of examples. The
     value, what comes with it and the gradients are averaged, weighted by the examples of each part, of which the last
@@ -57,7 +57,7 @@ def average(part: Part, carry: Tree, batch: Tree, microbatches: int) -> tuple[Tr
 
     def weigh(carry: Tree, number: jax.Array, microbatch: Tree, count: int) -> tuple[Tree, list[Any]]:
         carry, answer = part(carry, number, microbatch)
-        weighed = map_values(lambda values: values.astype(_wide(values.dtype)) * (count / examples), answer)
+        weighed = map_values(lambda values: jnp.asarray(values, _wide(values)) * (count / examples), answer)
         return carry, jax.tree.leaves(weighed, is_leaf=is_rows)
 
     def add(carried: tuple[Tree, list[Any]], number: jax.Array):
@@ -65,7 +65,7 @@ def average(part: Part, carry: Tree, batch: Tree, microbatches: int) -> tuple[Tr
         sums = [None if total is None else total + leaf for total, leaf in zip(carried[1], answer, strict=True)]
         return (carry, sums), [leaf if is_rows(leaf) else None for leaf in answer]
 
-    zeros = [None if is_rows(like) else jnp.zeros(like.shape, _wide(like.dtype)) for like in likes]
+    zeros = [None if is_rows(like) else jnp.zeros(like.shape, _wide(like)) for like in likes]
     (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), jnp.arange(whole))
     totals = [total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)]
     if rest:
@@ -82,8 +82,8 @@ def _count_examples(batch: Tree) -> int:
     return next(iter(counts.values()))
 
 
-def _wide(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
+def _wide(values: Any) -> Any:
+    return jnp.promote_types(jnp.result_type(values), jnp.float32)
 
 
 def _flatten(stacked: Rows) -> Rows:

@@ -49,8 +49,8 @@ def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
 
 
 def global_norm(tree: Tree) -> jax.Array:
-    """The length of all leaves taken as one vector: sqrt(sum of squares)."""
-    arrays = values_of(tree)
+    """The length of all leaves taken as one vector: sqrt(sum of squares), in float32 at least."""
+    arrays = [array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in map(jnp.asarray, values_of(tree))]
     return jnp.asarray(optax.tree.norm(arrays), dtype=None if arrays else jnp.result_type(float))
 
 

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, ja
 from jax.extend.core.primitives import jit_p, remat_p
 
 from ftrain.gradients.lookup import gather, lookup_p
-from ftrain.gradients.rows import Rows
+from ftrain.gradients.rows import Rows, widen
 from ftrain.tree import Tree
 
 
@@ -27,11 +27,14 @@ def value_and_grad(
 
     The rows of all lookups of a table are together, each named once, with what was read twice summed. A table that
     is also used in another way, say as an output layer, gets an ordinary gradient, as every other parameter does.
+    Inside of `jax.shard_map` the rows are those that the device read.
+    `fun` is traced, as by `jax.jit`: Python cannot branch on values in it, and what it returns are arrays and numbers.
     """
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def differentiate(*args: Any, **kwargs: Any) -> tuple[Any, Tree]:
         leaves, structure = jax.tree.flatten(tuple(args[number] for number in chosen))
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
 
         def of_leaves(*leaves: jax.Array) -> Any:
             filled = list(args)
@@ -40,6 +43,8 @@ def value_and_grad(
             return fun(*filled, **kwargs)
 
         traced, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
+        if has_aux and not (isinstance(shapes, tuple) and len(shapes) == 2):
+            raise TypeError(f"has_aux is for a function that returns a pair, (value, auxiliary), not {shapes!r:.80}")
         value, auxiliary, gradients = _differentiate(traced, jax.tree.structure(shapes), leaves, has_aux)
         wanted = structure.unflatten(gradients)
         return (value, auxiliary) if has_aux else value, wanted[0] if isinstance(argnums, int) else wanted
@@ -61,15 +66,24 @@ def _differentiate(traced: ClosedJaxpr, result: Any, leaves: list[jax.Array], ha
         value, auxiliary = outcome if has_aux else (outcome, None)
         return value, (auxiliary, lookups.ids)
 
-    taps = [jnp.zeros(aval.shape, aval.dtype) for _, aval in sites]
+    taps = [_make_tap(aval) for _, aval in sites]
     differentiate = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
     (value, (auxiliary, ids)), (dense, sparse) = differentiate(others, taps)
     gradients = dict(dense)
-    zero = _zero_after([value, *jax.tree.leaves(auxiliary)])
-    for n in owners.values():
-        read = [(i + zero, values) for (owner, _), i, values in zip(sites, ids, sparse, strict=True) if owner == n]
-        gradients[n] = _collect(leaves[n], read)
+    if owners:
+        zero = _zero_after([value, *jax.tree.leaves(auxiliary)])
+        read = [(owner, widen(i) + zero, values) for (owner, _), i, values in zip(sites, ids, sparse, strict=True)]
+        gradients |= {
+            n: _collect(leaves[n], [(i, values) for owner, i, values in read if owner == n]) for n in owners.values()
+        }
     return value, auxiliary, [gradients[n] for n in range(len(leaves))]
+
+
+def _make_tap(aval: Any) -> jax.Array:
+    """Zeros like the outcome of a lookup; inside of `jax.shard_map` each device has its own, as it has its own ids."""
+    zeros = jnp.zeros(aval.shape, aval.dtype)
+    axes = tuple(getattr(getattr(aval, "manual_axis_type", None), "varying", ()))
+    return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
 def _zero_after(results: list[Any]) -> jax.Array:
@@ -78,9 +92,10 @@ def _zero_after(results: list[Any]) -> jax.Array:
     Added to indices it puts the reading of a table before the writing of its rows. Where a gradient does not depend
     on what was read, nothing else does, and XLA would copy the whole table to be safe.
     """
-    scalars = [jnp.asarray(result, jnp.float32) for result in results if jnp.ndim(result) == 0]
-    bits = jax.lax.bitcast_convert_type(sum(scalars, jnp.float32(0)), jnp.int32)
-    return jax.lax.shift_right_logical(bits & 1, 1)
+    scalars = [jnp.asarray(result) for result in results if jnp.ndim(result) == 0]
+    numbers = [scalar.astype(jnp.float32) for scalar in scalars if jnp.issubdtype(scalar.dtype, jnp.floating)]
+    bits = jax.lax.bitcast_convert_type(sum(numbers, jnp.float32(0)), jnp.int32)
+    return jax.lax.shift_right_logical(bits & 1, jnp.int32(1))
 
 
 def _collect(table: jax.Array, read: list[tuple[jax.Array, jax.Array]]) -> Rows:

@@ -30,7 +30,8 @@ def first_positions(ids: jax.Array) -> jax.Array:
         placed = missing & (ids[jnp.minimum(owner, count - 1)] == ids)
         return round_number + 1, jnp.where(placed, owner, first)
 
-    start = (jnp.zeros((), jnp.uint32), jnp.full(count, -1, jnp.int32))
+    nothing_placed = jnp.full_like(ids, -1, dtype=jnp.int32)  # made like ids, which may differ over a mesh
+    start = (jnp.zeros((), jnp.uint32), nothing_placed)
     return jax.lax.while_loop(lambda carry: jnp.any(carry[1] < 0), place, start)[1]
 
 

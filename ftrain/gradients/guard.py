@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.gradients.clipping import global_norm
-from ftrain.gradients.rows import map_values
 from ftrain.gradients.skipping import Skipped, all_finite, update_if
 from ftrain.tree import Tree
 
@@ -49,7 +48,7 @@ def guard(
         return GuardState(inner.init(params), Skipped(skipped), in_a_row, applied, jnp.zeros((), jnp.float32))
 
     def update(gradients: Tree, state: GuardState, params: Tree | None = None, **extra: Any):
-        norm = global_norm(map_values(lambda leaf: leaf.astype(jnp.float32), gradients))
+        norm = global_norm(gradients).astype(jnp.float32)
         good = all_finite(gradients)
         if spike is not None:
             good &= ~((norm > spike * state.usual_norm) & (state.applied >= window))

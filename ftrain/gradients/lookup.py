@@ -30,11 +30,13 @@ def lookup(table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRa
         raise ValueError(f'out_of_range must be "error" or "drop", got {out_of_range!r}')
     if jnp.ndim(table) < 1:
         raise ValueError("lookup needs a table of rows, got a scalar")
-    ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+    ids = ids if isinstance(ids, jax.Array) else np.asarray(ids, dtype=None if np.size(ids) else np.int32)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"ids must be integers, got {ids.dtype}")
     if out_of_range == "error" and not isinstance(ids, core.Tracer):
         _check_range(np.asarray(ids), table.shape[0])
+    if isinstance(ids, np.ndarray):  # which may hold numbers that jax would cut off, and so take for others
+        ids = np.where((ids < 0) | (ids >= table.shape[0]), -1, ids).astype(np.int32)
     return lookup_p.bind(jnp.asarray(table), jnp.asarray(ids), out_of_range=out_of_range)
 
 
@@ -56,9 +58,9 @@ lookup_p.def_impl(jax.jit(gather, static_argnames="out_of_range"))
 
 
 @lookup_p.def_abstract_eval
-def _shape(table: Any, ids: Any, *, out_of_range: OutOfRange) -> core.ShapedArray:
-    del out_of_range
-    return core.ShapedArray((*ids.shape, *table.shape[1:]), table.dtype)
+def _shape(table: Any, ids: Any, *, out_of_range: OutOfRange) -> Any:
+    # What jax itself makes of a gather: with it comes over which axes of a mesh the outcome differs.
+    return jax.make_jaxpr(functools.partial(gather, out_of_range=out_of_range))(table, ids).out_avals[0]
 
 
 def _differentiate(primals: Any, tangents: Any, *, out_of_range: OutOfRange) -> tuple[jax.Array, jax.Array]:

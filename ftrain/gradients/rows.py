@@ -40,50 +40,49 @@ class Rows:
     def add_to(self, table: jax.Array) -> jax.Array:
         """`table` with these rows added; in place, where the table's buffer may be reused."""
         values = self.values.astype(table.dtype)
-        return _at(table, self.indices).add(values, mode="drop", unique_indices=self.unique, **_NO_WRAPPING)
+        return table.at[self.indices].add(values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False)
 
     def put_into(self, table: jax.Array, values: jax.Array) -> jax.Array:
         """`table` with `values` in these rows; which of two values for one row stays is not defined."""
         values = values.astype(table.dtype)
-        return _at(table, self.indices).set(values, mode="drop", unique_indices=self.unique, **_NO_WRAPPING)
+        return table.at[self.indices].set(values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False)
 
     def take_from(self, table: jax.Array) -> jax.Array:
         """What `table` holds in these rows; anything where an index names no row."""
-        return _at(table, self.indices).get(mode="clip", **_NO_WRAPPING)
+        return table.at[self.indices].get(mode="clip", wrap_negative_indices=False)
 
     def sum_duplicates(self, table: jax.Array | None = None) -> "Rows":
         """The same rows, none named twice, those that are named in front; what is left over names no row and is zero.
 
-        With a `table`, what is not in it is left out.
+        With a `table`, what is not in it is left out. Rows that are known to be unique are returned as they are.
         """
-        if self.unique or self.indices.shape[0] == 0:
-            return dataclasses.replace(self, unique=True)
-        count = self.indices.shape[0]
-        indices = self.indices.astype(jnp.int64 if self.indices.dtype.itemsize == 8 else jnp.int32)
-        positions = jnp.arange(count, dtype=jnp.int32)
+        indices, count = widen(self.indices), self.indices.shape[0]
+        if self.unique or count == 0:
+            return dataclasses.replace(self, indices=indices, unique=True)
         first = first_positions(indices)
-        is_first = first == positions
+        is_first = first == jnp.arange(count, dtype=jnp.int32)
         if table is not None:
             is_first &= self.is_within(table)
         places = jnp.where(is_first, jnp.cumsum(is_first, dtype=jnp.int32) - 1, count)[first]  # `count` is out of it
-        nowhere = jnp.iinfo(indices.dtype).max - positions.astype(indices.dtype)  # each place that is left its own
-        return dataclasses.replace(
-            self,
-            indices=nowhere.at[places].set(indices, mode="drop"),
-            values=jnp.zeros_like(self.values).at[places].add(self.values, mode="drop"),
-            unique=True,
-        )
+        wide = self.values.astype(jnp.promote_types(self.values.dtype, jnp.float32))  # sums lose too much in bfloat16
+        summed = jnp.zeros_like(wide).at[places].add(wide, mode="drop").astype(self.values.dtype)
+        named = nowhere(count, indices.dtype).at[places].set(indices, mode="drop")
+        return dataclasses.replace(self, indices=named, values=summed, unique=True)
 
     def is_within(self, table: jax.Array) -> jax.Array:
         """For each index, whether it names a row of `table`."""
-        return (self.indices >= 0) & (self.indices < table.shape[0])
+        indices = widen(self.indices)
+        return (indices >= 0) & (indices < table.shape[0])
 
 
-_NO_WRAPPING = {"wrap_negative_indices": False}  # -1 names no row, as in the reference, not the last one
+def widen(indices: jax.Array) -> jax.Array:
+    """Indices in a type that can name any row, and what is no row."""
+    return jnp.asarray(indices).astype(jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
 
 
-def _at(table: jax.Array, indices: jax.Array) -> Any:
-    return table.at[indices]
+def nowhere(count: int, dtype: Any) -> jax.Array:
+    """So many indices that name no row of any table, each another one."""
+    return jnp.iinfo(dtype).max - jnp.arange(count, dtype=dtype)
 
 
 def is_rows(node: Any) -> bool:

@@ -64,10 +64,11 @@ def update_with_rows(
     except (TypeError, ValueError) as error:  # of a seal, or of jax when it is handed one
         if not any(map(is_rows, jax.tree.leaves(gradients, is_leaf=is_rows))):
             raise
+        whole = to_dense(gradients, params)
+        updates, new_state = optimizer.update(whole, state, params, grad=whole, **extra)
         reason = str(error).strip().partition("\n")[0]
         warnings.warn(f"{_MADE_DENSE} ({reason})", stacklevel=3)
-        whole = to_dense(gradients, params)
-        return optimizer.update(whole, state, params, grad=whole, **extra)
+        return updates, new_state
 
 
 _MADE_DENSE = (

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.gradients.rows import Rows, is_rows, values_of
+from ftrain.gradients.rows import Rows, is_rows, nowhere, values_of
 from ftrain.gradients.sealing import SealedRows, seal, unseal
 from ftrain.tree import Tree, nodes_of
 
@@ -58,5 +58,5 @@ def _nothing(like: Any) -> Any:
     """An update that changes nothing, in the shape of another one."""
     if not isinstance(like, Rows):
         return jnp.zeros(like.shape, like.dtype)
-    nowhere = jnp.iinfo(like.indices.dtype).max - jnp.arange(like.indices.shape[0], dtype=like.indices.dtype)
-    return Rows(nowhere, jnp.zeros(like.values.shape, like.values.dtype), like.unique)
+    indices = nowhere(like.indices.shape[0], like.indices.dtype)
+    return Rows(indices, jnp.zeros(like.values.shape, like.values.dtype), like.unique)

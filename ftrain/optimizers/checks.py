@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from ftrain.gradients.rows import Rows, is_rows
-from ftrain.tree import Tree, leaves_like, named_leaves
+from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves
 
 Hyperparameter = float | jax.Array
 
@@ -61,7 +61,7 @@ def leaves_of_gradients(gradients: Tree, params: Tree) -> list[Any]:
     given = leaves_like(gradients, params, "gradients", is_leaf=lambda node: node is None or is_rows(node))
     if given and all(gradient is None for gradient in given):
         raise ValueError("no parameter has a gradient: all of them are None")
-    for gradient, (name, parameter) in zip(given, named_leaves(params).items(), strict=True):
+    for gradient, (name, parameter) in zip(given, leaves_with_names(params), strict=True):
         if is_rows(gradient):
             _check_rows(gradient, name, parameter)
         elif gradient is not None and jnp.shape(gradient) != jnp.shape(parameter):

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ftrain.gradients.rows import Rows
+from ftrain.gradients.rows import Rows, nowhere
 
 Slots = Mapping[str, jax.Array]
 
-AT_ONCE = 2048  # rows
+ROWS_AT_ONCE = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +52,17 @@ def on_rows(rule: BoundRule, dtype: Any, gradient: Rows, parameter: jax.Array, s
     """
     rows = gradient.sum_duplicates(parameter)
     count = rows.indices.shape[0]
-    if count <= AT_ONCE or jax.default_backend() != "cpu":
+    if count <= ROWS_AT_ONCE or jax.default_backend() != "cpu":
         update, slots = _on_some_rows(rule, dtype, rows, parameter, slots)
         return rows.map(lambda _: update), slots
-    padded = _pad(rows, -count % AT_ONCE)
+    padded = _pad(rows, -count % ROWS_AT_ONCE)
     named = jnp.max(jnp.where(padded.is_within(parameter), jnp.arange(1, padded.indices.shape[0] + 1), 0))
 
     def work_off(carry: tuple[jax.Array, jax.Array, Slots]) -> tuple[jax.Array, jax.Array, Slots]:
         start, updates, slots = carry
-        part = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, AT_ONCE), padded)
+        part = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, ROWS_AT_ONCE), padded)
         update, slots = _on_some_rows(rule, dtype, part, parameter, slots)
-        return start + AT_ONCE, jax.lax.dynamic_update_slice_in_dim(updates, update, start, 0), slots
+        return start + ROWS_AT_ONCE, jax.lax.dynamic_update_slice_in_dim(updates, update, start, 0), slots
 
     zeros = jnp.zeros(padded.values.shape, parameter.dtype)
     _, updates, slots = jax.lax.while_loop(lambda carry: carry[0] < named, work_off, (jnp.int32(0), zeros, dict(slots)))
@@ -79,9 +79,10 @@ def _on_some_rows(rule: BoundRule, dtype: Any, rows: Rows, parameter: jax.Array,
 
 def _pad(rows: Rows, more: int) -> Rows:
     """`rows` with places at the end that name no row."""
-    nowhere = jnp.full(more, jnp.iinfo(rows.indices.dtype).max)
     values = jnp.pad(rows.values, [(0, more)] + [(0, 0)] * (rows.values.ndim - 1))
-    return Rows(jnp.concatenate([rows.indices, nowhere]), values, rows.unique)
+    # Numbers that the rows themselves do not use for their own places that name no row.
+    indices = nowhere(rows.indices.shape[0] + more, rows.indices.dtype)[rows.indices.shape[0] :]
+    return Rows(jnp.concatenate([rows.indices, indices]), values, rows.unique)
 
 
 def on_masked(rule: BoundRule, dtype: Any, gradient: Masked, parameter: jax.Array, slots: Slots):

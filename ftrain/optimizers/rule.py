@@ -56,7 +56,8 @@ def from_rule(
         each parameter's own.
       packed: whether the slots of many parameters are kept and updated in one vector for each dtype, which costs less
         time for a thousand small ones. By default so are those of parameters with few elements, if there are several.
-        The numbers are the same, `get_slot` finds them by name, and checkpoints name every one.
+        The numbers are the same, `get_slot` finds them by name, and checkpoints name every one; but functions that look
+        for trees like the parameters in the state, such as `optax.tree.map_params`, need `packed=False`.
       lazy: whether rows that `Rows` do not name are left alone. Otherwise they have a gradient of zero.
     """
     slots = dict(slots or {})
@@ -73,16 +74,17 @@ def from_rule(
         layout = plan(params, packed)
         count = jnp.zeros((), jnp.int32)
         filled = {name: fill(layout, params, value, slot_dtype) for name, value in slots.items()}
-        return OptimizerState(count, rate(count).astype(jnp.float32), filled)
+        # A copy: a learning rate that is an array must not be given away with the state.
+        return OptimizerState(count, jnp.array(rate(count), jnp.float32), filled)
 
     def update(gradients: Tree, state: OptimizerState, params: Tree | None = None):
         if params is None:
             raise ValueError("this optimizer needs the parameters: call update(gradients, state, params)")
         given = leaves_of_gradients(gradients, params)
-        leaves, structure = jax.tree.flatten(params)
+        leaves, structure = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)], jax.tree.structure(params)
         if not lazy:
             given = jax.tree.leaves(to_dense(given, leaves), is_leaf=lambda node: node is None)
-        layout = layout_of(state.slots, structure)
+        layout = layout_of(state.slots, params)
         now = rate(state.count)
 
         def one(gradient: Gradient, parameter: jax.Array, *values: jax.Array):
@@ -91,7 +93,7 @@ def from_rule(
             return lift(bound, dtype, gradient, parameter, dict(zip(slots, values, strict=True)))
 
         columns = [layout.arrays(state.slots[name]) for name in slots]
-        rows = zip(join_gradients(layout, given, leaves), layout.join(leaves), *columns, strict=True)
+        rows = zip(join_gradients(layout, given, leaves, slot_dtype), layout.join(leaves), *columns, strict=True)
         results = [one(*row) for row in rows]
         updates = structure.unflatten(split_updates(layout, [update for update, _ in results], given))
         new_slots = {name: layout.store([kept[name] for _, kept in results]) for name in slots}
@@ -112,7 +114,9 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
         return update.add_to(parameter) if isinstance(update, Rows) else (parameter + update).astype(parameter.dtype)
 
     structure = jax.tree.structure(params)
-    pairs = zip(jax.tree.leaves(params), leaves_like(updates, params, "updates", is_rows), strict=True)
+    pairs = zip(
+        map(jnp.asarray, jax.tree.leaves(params)), leaves_like(updates, params, "updates", is_rows), strict=True
+    )
     return structure.unflatten([add(parameter, update) for parameter, update in pairs])
 
 

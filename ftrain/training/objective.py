@@ -52,7 +52,7 @@ def differentiate(
         followed = value_and_grad(scaled, has_aux=True)
         (_, (loss, metrics, model_state)), gradients = followed(state.params, batch, own_rng, model_state)
         if scale is not None:
-            gradients = map_values(lambda leaf, scale=scale: (leaf / scale).astype(leaf.dtype), gradients)
+            gradients = _unscale(gradients, scale)
         return model_state, (loss, metrics, gradients)
 
     if parts == 1:
@@ -60,6 +60,11 @@ def differentiate(
     else:
         model_state, answer = average(part, state.model_state, batch, parts)
     return answer[0], answer[1], model_state, answer[2]
+
+
+def _unscale(gradients: Tree, scale: jax.Array) -> Tree:
+    """In float32, whatever the parameters are: in half precision what the scale saved would vanish after all."""
+    return map_values(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) / scale, gradients)
 
 
 def _check_result(loss: Any, metrics: Any) -> None:

@@ -1,13 +1,15 @@
 """The state of a run: everything that a step reads and writes, as one frozen pytree."""
 
 import dataclasses
-from typing import Self
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from ftrain.tree import Tree
+
+S = TypeVar("S")
 
 
 @jax.tree_util.register_dataclass
@@ -32,7 +34,7 @@ class TrainState:
     ) -> Self:
         """The state before the first step. `seed` is an integer or a key of `jax.random.key`."""
         params, model_state = jax.tree.map(_settle, (params, model_state))
-        return cls(
+        state = cls(
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=optimizer.init(params),
@@ -40,10 +42,23 @@ class TrainState:
             model_state=model_state,
             rng=jax.random.key(seed) if isinstance(seed, int) else seed,
         )
+        return _unshare(state)
 
     def replace(self, **changes: Tree) -> Self:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+
+def _unshare(state: S) -> S:
+    """`state` with no array in two places: a compiled step reuses their memory, and can do so only once."""
+    seen: set[int] = set()
+
+    def copy_if_seen(leaf: jax.Array) -> jax.Array:
+        is_new = id(leaf) not in seen
+        seen.add(id(leaf))
+        return leaf if is_new else jnp.copy(leaf)
+
+    return jax.tree.map(copy_if_seen, state)
 
 
 def _settle(leaf: jax.typing.ArrayLike) -> jax.Array:

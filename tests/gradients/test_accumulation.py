@@ -84,6 +84,14 @@ def test_a_batch_that_cannot_be_divided(batch, found):
         accumulate(lambda p, b: (jnp.float32(0), {}), 2)({}, batch)
 
 
+def test_numbers_that_are_no_arrays_are_averaged_too():
+    def with_numbers(params, batch):
+        return jnp.mean(batch["x"] * params), {"weight": 0.5, "examples": batch["x"].shape[0]}
+
+    (value, aux), _ = accumulate(value_and_grad(with_numbers, has_aux=True), 2)(jnp.float32(2.0), {"x": np.ones(4)})
+    assert (float(value), float(aux["weight"]), float(aux["examples"])) == (2.0, 0.5, 2.0)
+
+
 def test_the_number_of_parts_is_checked():
     with pytest.raises(ValueError, match="microbatches must be >= 1, got 0"):
         accumulate(value_and_grad(loss_fn), 0)

@@ -69,6 +69,12 @@ def test_each_is_also_a_transform_for_a_chain(function, arguments):
     assert updates["b"] is None
 
 
+def test_the_norm_of_half_precision_does_not_overflow():
+    clipped, norm = clip_by_global_norm({"a": jnp.full(4, 200.0, jnp.float16)}, 1.0)
+    assert float(norm) == 400.0
+    np.testing.assert_allclose(clipped["a"], 0.5, rtol=1e-3)
+
+
 def test_norms_along_axes():
     leaf = jnp.array([[3.0, 4.0], [0.3, 0.4]])
     np.testing.assert_allclose(clip_by_norm(leaf, 1.0, axes=1), [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)

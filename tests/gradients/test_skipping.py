@@ -97,6 +97,18 @@ def test_a_step_scales_the_loss_and_unscales_the_gradients():
     np.testing.assert_allclose(params["w"] - state.params["w"], 2e-6 * params["w"], rtol=0.05)  # float32 of 0.02
 
 
+def test_gradients_of_half_precision_parameters_do_not_vanish_either():
+    def loss(params, batch, rng):
+        return jnp.sum(params["w"].astype(jnp.float32) * 1e-9)
+
+    optimizer = loss_scaling(optimizers.adam(0.1, slot_dtype="float32"))
+    state = TrainState.create({"w": jnp.ones(3, jnp.float16)}, optimizer)
+    state, metrics = jax.jit(make_step(loss, optimizer))(state, {"x": jnp.ones(1)})
+    assert float(metrics["gradient_norm"]) == pytest.approx(1e-9 * np.sqrt(3), rel=1e-2)
+    assert state.params["w"].dtype == jnp.float16
+    assert float(optimizers.get_slot(state.opt_state, "w", "m")[0]) == pytest.approx(1e-10, rel=1e-2)
+
+
 def test_a_step_tells_what_was_skipped():
     optimizer = guard(optax.chain(optax.scale(1.0), optimizers.momentum(0.1, 0.9)))
     step = jax.jit(make_step(lambda params, batch, rng: jnp.sum(params["w"]) * batch["x"].mean(), optimizer))
