@@ -41,37 +41,53 @@ def average(part: Part, carry: Tree, batch: Tree, microbatches: int) -> tuple[Tr
     Sums are kept in float32 at least, and means have the dtype of what is averaged. `Rows` are not summed over
     parts but kept together, so that a table's size does not matter here either.
     """
-    batch = jax.tree.map(jnp.asarray, batch)
-    examples = _count_examples(batch)
-    size = -(-examples // microbatches)
-    whole, rest = divmod(examples, size)
-    # Microbatches take every n-th example. Where examples are spread over devices, each device has some of every one.
-    divided = jax.tree.map(lambda leaf: leaf[: whole * size].reshape(size, whole, *leaf.shape[1:]), batch)
-    tail = jax.tree.map(lambda leaf: leaf[whole * size :], batch)
-
-    def take(number: jax.Array) -> Tree:
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 1, keepdims=False), divided)
-
-    shapes = jax.eval_shape(lambda: part(carry, jnp.int32(0), take(jnp.int32(0)))[1])
+    parts = _Parts(batch, microbatches)
+    shapes = jax.eval_shape(lambda: part(carry, jnp.int32(0), parts.take(jnp.int32(0)))[1])
     likes, structure = jax.tree.flatten(shapes, is_leaf=is_rows)
 
-    def weigh(carry: Tree, number: jax.Array, microbatch: Tree, count: int) -> tuple[Tree, list[Any]]:
+    def weigh(carry: Tree, number: jax.Array, microbatch: Tree, share: float) -> tuple[Tree, list[Any]]:
         carry, answer = part(carry, number, microbatch)
-        weighed = map_values(lambda values: jnp.asarray(values, _wide(values)) * (count / examples), answer)
+        weighed = map_values(lambda values: jnp.asarray(values, _wide(values)) * share, answer)
         return carry, jax.tree.leaves(weighed, is_leaf=is_rows)
 
     def add(carried: tuple[Tree, list[Any]], number: jax.Array):
-        carry, answer = weigh(carried[0], number, take(number), size)
+        carry, answer = weigh(carried[0], number, parts.take(number), parts.size / parts.examples)
         sums = [None if total is None else total + leaf for total, leaf in zip(carried[1], answer, strict=True)]
         return (carry, sums), [leaf if is_rows(leaf) else None for leaf in answer]
 
     zeros = [None if is_rows(like) else jnp.zeros(like.shape, _wide(like)) for like in likes]
-    (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), jnp.arange(whole))
+    (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), jnp.arange(parts.whole))
     totals = [total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)]
-    if rest:
-        carry, answer = weigh(carry, jnp.int32(whole), tail, rest)
+    if parts.rest:
+        carry, answer = weigh(carry, jnp.int32(parts.whole), parts.tail(), parts.rest / parts.examples)
         totals = [_join(total, leaf) for total, leaf in zip(totals, answer, strict=True)]
     return carry, structure.unflatten([_settle(total, like) for total, like in zip(totals, likes, strict=True)])
+
+
+class _Parts:
+    """A batch in microbatches of one size, and a shorter one if examples are left over.
+
+    Each takes every n-th example. Where examples are spread over devices, every device has some of each microbatch.
+    """
+
+    def __init__(self, batch: Tree, microbatches: int):
+        self._batch = jax.tree.map(jnp.asarray, batch)
+        self.examples = _count_examples(self._batch)
+        self.size = -(-self.examples // microbatches)
+        self.whole, self.rest = divmod(self.examples, self.size)
+
+    def take(self, number: jax.Array) -> Tree:
+        """One of the microbatches of full size."""
+
+        def take(leaf: jax.Array) -> jax.Array:
+            divided = leaf[: self.whole * self.size].reshape(self.size, self.whole, *leaf.shape[1:])
+            return jax.lax.dynamic_index_in_dim(divided, number, 1, keepdims=False)
+
+        return jax.tree.map(take, self._batch)
+
+    def tail(self) -> Tree:
+        """The shorter one."""
+        return jax.tree.map(lambda leaf: leaf[self.whole * self.size :], self._batch)
 
 
 def _count_examples(batch: Tree) -> int:

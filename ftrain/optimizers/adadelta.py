@@ -20,6 +20,8 @@ def adadelta(
     """Zeiler 2012: a = rho * a + (1 - rho) * g * g; d = g * sqrt(u + epsilon) / sqrt(a + epsilon)
 
     u = rho * u + (1 - rho) * d * d; p -= lr * d
+
+    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
     """
     check_not_negative(epsilon=epsilon)
 

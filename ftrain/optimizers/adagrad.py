@@ -15,7 +15,10 @@ def adagrad(
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
 ) -> optax.GradientTransformation:
-    """Duchi et al. 2011: a += g * g; p -= lr * g / sqrt(a)."""
+    """Duchi et al. 2011: a += g * g; p -= lr * g / sqrt(a).
+
+    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    """
     check_positive(initial_accumulator_value=initial_accumulator_value)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):

@@ -22,6 +22,8 @@ def adagrad_da(
     """Duchi et al. 2011, with t the number of this update, from 1:
 
     s += g; a += g * g; p = -lr * shrink(s, l1 * t) / (l2 * t * lr + sqrt(a))
+
+    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
     """
     check_positive(initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value)
 

@@ -23,6 +23,10 @@ def adam(
 
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g * g
     p -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
+
+    With `lazy`, rows of a table that a step does not read stay, and their moments with them. Without, all moments decay
+    and move their rows at every step, as in the reference, and a step costs time for every row.
+    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
     """
     check_fraction(beta1=beta1, beta2=beta2)
 

@@ -26,6 +26,8 @@ def ftrl(
 
     n' = n + g * g; z += g + 2 * l2_shrinkage * p - (n'**-k - n**-k) / lr * p; n = n'
     p = -shrink(z, l1) / (n**-k / lr + 2 * l2 + beta / lr)
+
+    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
     """
     check_not_negative(
         initial_accumulator_value=initial_accumulator_value,

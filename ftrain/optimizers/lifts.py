@@ -41,7 +41,7 @@ def lift(rule: BoundRule, dtype: Any, gradient: Gradient, parameter: jax.Array, 
 
 def on_array(rule: BoundRule, dtype: Any, gradient: jax.Array, parameter: jax.Array, slots: Slots):
     """The lift to a whole array; the update has the parameter's own dtype."""
-    update, new_slots = rule(gradient.astype(dtype), parameter.astype(dtype), slots)
+    update, new_slots = rule(jnp.asarray(gradient, dtype), parameter.astype(dtype), slots)
     return update.astype(parameter.dtype), new_slots
 
 

@@ -16,7 +16,10 @@ def momentum(
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
 ) -> optax.GradientTransformation:
-    """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a)."""
+    """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a).
+
+    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    """
     check_not_negative(momentum=momentum)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):

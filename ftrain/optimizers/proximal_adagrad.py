@@ -21,6 +21,8 @@ def proximal_adagrad(
     """Duchi and Singer 2009 on Adagrad's rates, r: a += g * g; r = lr / sqrt(a)
 
     p = shrink(p - r * g, r * l1) / (1 + r * l2)
+
+    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
 

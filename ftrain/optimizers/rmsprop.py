@@ -21,6 +21,8 @@ def rmsprop(
     """Hinton 2012: r = decay * r + (1 - decay) * g * g, from 1; d = momentum * d + lr * g / sqrt(r + epsilon); p -= d.
 
     With `centered`, h = decay * h + (1 - decay) * g, and r - h * h stands for r in the square root.
+
+    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
     """
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):

@@ -63,7 +63,6 @@ def from_rule(
     slots = dict(slots or {})
     if isinstance(learning_rate, (int, float)) and not math.isfinite(learning_rate):
         raise ValueError(f"learning_rate must be a finite number, got {learning_rate}")
-
     check_dtype(slot_dtype=slot_dtype)
 
     def rate(count: jax.Array) -> jax.Array:
@@ -113,11 +112,9 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
             return parameter
         return update.add_to(parameter) if isinstance(update, Rows) else (parameter + update).astype(parameter.dtype)
 
-    structure = jax.tree.structure(params)
-    pairs = zip(
-        map(jnp.asarray, jax.tree.leaves(params)), leaves_like(updates, params, "updates", is_rows), strict=True
-    )
-    return structure.unflatten([add(parameter, update) for parameter, update in pairs])
+    leaves, structure = jax.tree.flatten(params)
+    given = leaves_like(updates, params, "updates", is_rows)
+    return structure.unflatten([add(jnp.asarray(leaf), update) for leaf, update in zip(leaves, given, strict=True)])
 
 
 def current_learning_rate(opt_state: Tree) -> jax.Array | None:

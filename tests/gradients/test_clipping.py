@@ -28,6 +28,33 @@ def test_clipping_keeps_the_direction_and_bounds_the_length(values, limit):
     assert global_norm(clipped) <= limit * 1.0001 or scale == 1.0
 
 
+@given(VALUES, st.floats(-100, 100, width=32), st.floats(0, 100, width=32))
+def test_clipping_by_value_leaves_what_is_within(values, low, width):
+    clipped = np.asarray(clip_by_value({"a": jnp.array(values, jnp.float32)}, low, low + width)["a"])
+    np.testing.assert_array_equal(
+        clipped, np.clip(np.array(values, np.float32), np.float32(low), np.float32(low + width))
+    )
+    again = clip_by_value({"a": jnp.asarray(clipped)}, low, low + width)["a"]
+    np.testing.assert_array_equal(again, clipped)
+
+
+@given(VALUES, st.floats(0.1, 100))
+def test_clipping_by_norm_bounds_each_leaf_by_itself(values, limit):
+    leaf = np.array(values, np.float64)
+    clipped = clip_by_norm({"a": jnp.array(values, jnp.float32), "b": jnp.zeros(2)}, limit)
+    scale = min(1.0, limit / max(np.linalg.norm(leaf), 1e-30))
+    np.testing.assert_allclose(clipped["a"], leaf * scale, rtol=1e-4, atol=1e-6)
+    assert not clipped["b"].any()
+
+
+@given(VALUES.filter(any), st.floats(0.1, 100))
+def test_clipping_by_average_norm_bounds_the_norm_for_each_element(values, limit):
+    leaf = np.array(values, np.float64)
+    clipped = clip_by_average_norm(jnp.array(values, jnp.float32), limit)
+    scale = min(1.0, limit * leaf.size / np.linalg.norm(leaf)) if np.linalg.norm(leaf) > 1e-18 else 1.0
+    np.testing.assert_allclose(clipped, leaf * scale, rtol=1e-4, atol=1e-6)
+
+
 def test_zero_gradients_stay_zero():
     clipped, norm = clip_by_global_norm({"a": jnp.zeros(3)}, 1.0)
     assert norm == 0
