@@ -44,7 +44,8 @@ def make_step(
       clip_global_norm: the length that gradients are scaled down to.
       accumulate: in how many parts the batch is differentiated, one after the other, to save memory. Loss and metrics
         should be means over examples: theirs are means over the parts. Each part draws random numbers of its own.
-      averages: the decay of moving averages of the parameters; create the state with `averages=True`.
+      averages: the decay of moving averages of the parameters; create the state with `averages=True`. Those of a table
+        cost time for all of its rows.
       learning_rate: shown in the metrics for an optimizer whose state does not tell its rate, as plain optax ones;
         without it they show NaN.
     """

@@ -1,12 +1,11 @@
 """Every optimizer against values that the reference implementation computed, step by step."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optimizer_names import function_named
 from references import array, cases
 
 from ftrain import optimizers
@@ -18,11 +17,6 @@ DENSE = cases("optimizers_dense")
 SPARSE = cases("optimizers_sparse")
 
 
-def function_of(case):
-    words = re.findall(r"[A-Z]+(?=[A-Z][a-z]|$)|[A-Z][a-z]+", case["optimizer"].replace("RMSProp", "Rmsprop"))
-    return getattr(optimizers, "_".join(word.lower() for word in words))
-
-
 def make(case, dtype):
     """The transform of a case; a rate for each step becomes a schedule."""
     hyperparameters = {name: value for name, value in case["hyperparameters"].items() if value is not None}
@@ -31,7 +25,7 @@ def make(case, dtype):
         hyperparameters["learning_rate"] = lambda count: jnp.asarray(array(rates, dtype))[count]
     if case["optimizer"] == "Adam":
         hyperparameters["lazy"] = False  # the reference lets the moments of every row decay
-    return function_of(case)(**hyperparameters)
+    return function_named(case["optimizer"])(**hyperparameters)
 
 
 def held_still(transform):
