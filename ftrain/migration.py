@@ -17,12 +17,16 @@ def _to(*ours: str, note: str = "") -> Counterpart:
 
 
 def find(name: str) -> tuple[str, Counterpart]:
-    """The reference's full name and our counterpart, for a name with or without the modules in front of it."""
-    known = {_shorten(full): full for full in TABLE}
+    """The reference's full name and our counterpart, for a name with or without the modules in front of it.
+
+    Capitals do not matter, and neither does a missing "Optimizer" at the end.
+    """
+    known = {_shorten(full).lower(): full for full in TABLE}
     short = _shorten(name)
-    if short in known:
-        return known[short], TABLE[known[short]]
-    near = difflib.get_close_matches(short, known, n=3, cutoff=0.5)
+    for written in (short.lower(), f"{short.lower()}optimizer"):
+        if written in known:
+            return known[written], TABLE[known[written]]
+    near = difflib.get_close_matches(short, map(_shorten, TABLE), n=2, cutoff=0.7)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise LookupError(f"{name} is not a name of tf.train that has a counterpart here yet{hint}")
 

@@ -48,6 +48,7 @@ ROOMS = {
     "optimizers": {
         "LearningRate",
         "OptimizerState",
+        "Rule",
         "adadelta",
         "adagrad",
         "adagrad_da",

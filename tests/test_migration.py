@@ -21,7 +21,13 @@ def test_an_optimizer_takes_its_counterparts_arguments(name):
 
 def test_names_are_found_with_and_without_their_modules():
     wanted = ("tf.train.AdamOptimizer", TABLE["tf.train.AdamOptimizer"])
-    for name in ("AdamOptimizer", "tf.train.AdamOptimizer", "train.AdamOptimizer", "tf.compat.v1.train.AdamOptimizer"):
+    for name in (
+        "AdamOptimizer",
+        "tf.train.AdamOptimizer",
+        "train.AdamOptimizer",
+        "tf.compat.v1.train.AdamOptimizer",
+        "adam",
+    ):
         assert find(name) == wanted
     assert find("tf.gradients")[1].ours[0] == "ftrain.gradients.value_and_grad"
     assert find("Optimizer.get_slot")[1].ours == ("ftrain.optimizers.get_slot",)

@@ -16,6 +16,8 @@ def draw_in_terminal(x: np.ndarray, y: np.ndarray, title: str) -> None:
     low, high = (float(y[shown].min()), float(y[shown].max())) if shown.any() else (0.0, 0.0)
     lines = _as_text(_braille(x, y, low, high))
     labels = [f"{high:.4g}"] + [""] * (_HEIGHT - 2) + [f"{low:.4g}"]
+    if high == low:  # a flat line, drawn in the middle
+        labels = [""] * (_HEIGHT // 2) + [f"{low:.4g}"] + [""] * (_HEIGHT - _HEIGHT // 2 - 1)
     margin = max(map(len, labels))
     print(f"{'':>{margin}} {title}")
     for label, line in zip(labels, lines, strict=True):

@@ -1,4 +1,8 @@
 """The devices a run is spread over."""
 
-from ftrain.cluster.mesh import make_mesh as make_mesh
-from ftrain.cluster.mesh import split_batch as split_batch
+from ftrain.cluster.mesh import make_mesh, split_batch
+
+__all__ = [
+    "make_mesh",
+    "split_batch",
+]

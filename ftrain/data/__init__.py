@@ -1,8 +1,14 @@
 """Input: sources read by index, and pipelines whose batch is a pure function of seed and step."""
 
-from ftrain.data.pipeline import Pipeline as Pipeline
-from ftrain.data.prefetch import Prefetcher as Prefetcher
-from ftrain.data.prefetch import feed as feed
-from ftrain.data.source import ArraySource as ArraySource
-from ftrain.data.source import Source as Source
-from ftrain.data.source import WindowSource as WindowSource
+from ftrain.data.pipeline import Pipeline
+from ftrain.data.prefetch import Prefetcher, feed
+from ftrain.data.source import ArraySource, Source, WindowSource
+
+__all__ = [
+    "ArraySource",
+    "Pipeline",
+    "Prefetcher",
+    "Source",
+    "WindowSource",
+    "feed",
+]

@@ -1,5 +1,9 @@
 """Bytes only: how records and events lie in files."""
 
-from ftrain.formats.records import DamagedRecordError as DamagedRecordError
-from ftrain.formats.records import frame_record as frame_record
-from ftrain.formats.records import read_records as read_records
+from ftrain.formats.records import DamagedRecordError, frame_record, read_records
+
+__all__ = [
+    "DamagedRecordError",
+    "frame_record",
+    "read_records",
+]

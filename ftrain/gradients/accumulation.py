@@ -28,11 +28,22 @@ def accumulate(differentiate: Callable[..., tuple[Any, Tree]], microbatches: int
     def accumulated(params: Tree, batch: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
         def part(carry: Tree, number: jax.Array, microbatch: Tree) -> tuple[Tree, Any]:
             del number
-            return carry, differentiate(params, microbatch, *args, **kwargs)
+            answer = differentiate(params, microbatch, *args, **kwargs)
+            _check_scalars(answer[0])
+            return carry, answer
 
         return average(part, (), batch, microbatches)[1]
 
     return accumulated
+
+
+def _check_scalars(value: Tree) -> None:
+    for name, leaf in named_leaves(value).items():
+        if jnp.ndim(leaf) != 0:
+            raise ValueError(
+                f"what comes with the value is averaged over the parts, so it must be scalars; {name} has shape "
+                f"{jnp.shape(leaf)}: take its mean"
+            )
 
 
 def average(part: Part, carry: Tree, batch: Tree, microbatches: int) -> tuple[Tree, Tree]:

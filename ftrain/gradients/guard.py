@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.gradients.clipping import global_norm
-from ftrain.gradients.skipping import Skipped, all_finite, update_if
+from ftrain.gradients.skipping import Skipped, all_finite, check_transform, update_if
 from ftrain.tree import Tree
 
 
@@ -41,6 +41,7 @@ def guard(
         raise ValueError(f"spike must be > 1, got {spike}")
     if window < 1 or patience < 1:
         raise ValueError(f"window and patience must be >= 1, got {window} and {patience}")
+    check_transform(optimizer)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> GuardState:

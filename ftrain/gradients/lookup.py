@@ -23,12 +23,14 @@ def lookup(table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRa
 
     Args:
       out_of_range: what happens to an id below 0 or beyond the table. "error" raises IndexError where the ids are
-        known; compiled code cannot raise, and answers with rows of NaN, which no run passes over in silence. "drop"
-        answers with zeros and gives no gradient: the way to pad.
+        known; compiled code cannot raise, and answers with rows of NaN, at which a run stops, or which a guard skips.
+        "drop" answers with zeros and gives no gradient: the way to pad.
     """
     if out_of_range not in ("error", "drop"):
         raise ValueError(f'out_of_range must be "error" or "drop", got {out_of_range!r}')
-    if jnp.ndim(table) < 1:
+    if not isinstance(table, (jax.Array, np.ndarray)):
+        raise TypeError(f"lookup needs a table, an array of rows, got {type(table).__name__}")
+    if table.ndim < 1:
         raise ValueError("lookup needs a table of rows, got a scalar")
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids, dtype=None if np.size(ids) else np.int32)
     if not jnp.issubdtype(ids.dtype, jnp.integer):

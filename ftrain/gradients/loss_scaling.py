@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.gradients.skipping import Skipped, all_finite, update_if
+from ftrain.gradients.skipping import Skipped, all_finite, check_transform, update_if
 from ftrain.tree import Tree, nodes_of
 
 _LARGEST = 2.0**100  # far from the end of float32, which a loss must not reach
@@ -38,6 +38,7 @@ def loss_scaling(
     if not scale > 0 or not factor > 1 or growth_interval < 1:
         wanted = "scale > 0, factor > 1 and growth_interval >= 1"
         raise ValueError(f"loss_scaling needs {wanted}, got {scale}, {factor} and {growth_interval}")
+    check_transform(optimizer)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> LossScaleState:

@@ -51,23 +51,24 @@ def unseal(tree: Tree) -> Tree:
 
 
 def update_with_rows(
-    optimizer: optax.GradientTransformationExtraArgs, gradients: Tree, state: Tree, params: Tree, **extra: Any
+    optimizer: optax.GradientTransformation, gradients: Tree, state: Tree, params: Tree, **extra: Any
 ) -> tuple[Tree, Tree]:
     """`optimizer.update`, with `Rows` as whole tables if one of its transforms does not know them.
 
-    `extra` is passed on, and the gradients again as `grad`: some optimizers search along them.
+    Without it, a transform such as `optax.scale` would take the indices of `Rows` for numbers. `extra` is passed on,
+    and the gradients again as `grad`: some optimizers search along them.
     """
+    optimizer = optax.with_extra_args_support(optimizer)
     try:
         sealed = seal(gradients)
         updates, new_state = optimizer.update(sealed, state, params, grad=sealed, **extra)
         return unseal(updates), new_state
-    except (TypeError, ValueError) as error:  # of a seal, or of jax when it is handed one
+    except (TypeError, ValueError):  # of a seal, or of jax when it is handed one
         if not any(map(is_rows, jax.tree.leaves(gradients, is_leaf=is_rows))):
             raise
         whole = to_dense(gradients, params)
         updates, new_state = optimizer.update(whole, state, params, grad=whole, **extra)
-        reason = str(error).strip().partition("\n")[0]
-        warnings.warn(f"{_MADE_DENSE} ({reason})", stacklevel=3)
+        warnings.warn(_MADE_DENSE, stacklevel=3)
         return updates, new_state
 
 

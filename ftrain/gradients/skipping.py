@@ -37,6 +37,15 @@ def update_if(
     return seal(updates) if was_sealed else updates, state
 
 
+def check_transform(optimizer: Any) -> None:
+    if not isinstance(optimizer, optax.GradientTransformation):
+        turned = ".gradient_transformation()" if hasattr(optimizer, "gradient_transformation") else ""
+        hint = f"; call its {turned}" if turned else ""
+        raise TypeError(
+            f"optimizer must be an optax.GradientTransformation, such as adam(0.001), got {optimizer!r:.80}{hint}"
+        )
+
+
 def all_finite(tree: Tree) -> jax.Array:
     """Whether every number of a tree is finite."""
     return jnp.array([jnp.isfinite(leaf).all() for leaf in values_of(tree)], bool).all()

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+import jax
+
 from ftrain.training import Hook, Report, TrainState, Trigger, every
 from ftrain.training.hook import Value
 from ftrain.tree import Tree
@@ -30,7 +32,9 @@ class Evaluator(Hook):
 
     def measure(self, state: TrainState) -> dict[str, Value]:
         """What the evaluation of a state gives, under the names it is published by."""
-        params = state.averages if self.use_averages else state.params
+        params = state.params
+        if self.use_averages:
+            params = jax.tree.map(lambda mean, own: mean.astype(own.dtype), state.averages, state.params)
         measured = self.evaluate(params)
         if not isinstance(measured, Mapping):
             raise TypeError(f"evaluate must return a dict of numbers and texts, got {measured!r:.60}")

@@ -43,7 +43,10 @@ class StopOnNaN(Hook):
         for name in self.metrics:
             value = metrics.read(name)
             if not math.isfinite(value):
+                skipped = metrics.values().get("updates_skipped")
+                before = f" after {skipped:.0f} updates that were skipped" if skipped else ""
                 raise NotFiniteError(
-                    f"{name} is {value} at step {step}; checkpoints of earlier steps are kept.\n"
-                    "A smaller learning rate may help, or clipping: clip_global_norm"
+                    f"{name} is {value} at step {step}{before}; checkpoints of earlier steps are kept.\n"
+                    "A smaller learning rate may help, or clip_global_norm, or a guard; or look at the data, where an "
+                    "id beyond its table reads NaN"
                 )

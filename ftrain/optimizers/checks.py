@@ -1,5 +1,6 @@
 """What optimizers check: hyperparameters, parameters and gradients; the name, what was given, what is wanted."""
 
+import math
 from typing import Any
 
 import jax
@@ -56,25 +57,42 @@ def check_parameters(params: Tree) -> None:
             )
 
 
-def leaves_of_gradients(gradients: Tree, params: Tree) -> list[Any]:
-    """The gradient of each parameter, in order: an array, `Rows` or None, of the parameter's shape."""
-    given = leaves_like(gradients, params, "gradients", is_leaf=lambda node: node is None or is_rows(node))
-    if given and all(gradient is None for gradient in given):
+def check_real(params: Tree) -> None:
+    """Every parameter is of real numbers: the rules here are for those."""
+    for name, leaf in named_leaves(params).items():
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(f"parameter {name} is {jnp.result_type(leaf)}; keep its real and imaginary parts apart")
+
+
+def check_learning_rate(learning_rate: Any) -> None:
+    if isinstance(learning_rate, (int, float)) and not math.isfinite(learning_rate):
+        raise ValueError(f"learning_rate must be a finite number, got {learning_rate}")
+    if not callable(learning_rate) and not isinstance(learning_rate, (int, float, jax.Array, np.ndarray, np.number)):
+        raise TypeError(f"learning_rate must be a number or a schedule, got {learning_rate!r:.60}")
+
+
+def leaves_of_gradients(gradients: Tree, params: Tree, what: str = "gradients") -> list[Any]:
+    """The gradient, or update, of each parameter, in order: an array, `Rows` or None, of the parameter's shape."""
+    given = leaves_like(gradients, params, what, is_leaf=lambda node: node is None or is_rows(node))
+    if given and what == "gradients" and all(gradient is None for gradient in given):
         raise ValueError("no parameter has a gradient: all of them are None")
     for gradient, (name, parameter) in zip(given, leaves_with_names(params), strict=True):
         if is_rows(gradient):
-            _check_rows(gradient, name, parameter)
+            _check_rows(gradient, name, parameter, what)
         elif gradient is not None and jnp.shape(gradient) != jnp.shape(parameter):
-            wrong = f"gradient has shape {jnp.shape(gradient)}, parameter {jnp.shape(parameter)}"
-            raise ValueError(f"gradients and parameters differ at {name}: {wrong}")
+            wrong = f"{what.removesuffix('s')} has shape {jnp.shape(gradient)}, parameter {jnp.shape(parameter)}"
+            raise ValueError(f"{what} and parameters differ at {name}: {wrong}")
     return given
 
 
-def _check_rows(rows: Rows, name: str, table: jax.Array) -> None:
-    count = rows.indices.shape[0] if rows.indices.ndim == 1 else 0
+def _check_rows(rows: Rows, name: str, table: jax.Array, what: str) -> None:
     if not jnp.issubdtype(rows.indices.dtype, jnp.integer) or rows.indices.ndim != 1:
         wrong = f"{rows.indices.dtype}{list(rows.indices.shape)}"
-        raise TypeError(f"the gradient of {name} has Rows whose indices are not a list of integers, but {wrong}")
-    if table.ndim == 0 or rows.values.shape != (count, *table.shape[1:]):
-        wanted = f"{(count, *table.shape[1:])} for {count} rows of {table.shape}"
-        raise ValueError(f"gradients and parameters differ at {name}: Rows hold {rows.values.shape}, not {wanted}")
+        raise TypeError(
+            f"{what} of {name} are Rows whose indices are not a list of integers, but {wrong}: put "
+            "ftrain.gradients.densify() before a transform that does not know Rows"
+        )
+    count = rows.indices.shape[0]
+    if jnp.ndim(table) == 0 or rows.values.shape != (count, *jnp.shape(table)[1:]):
+        wanted = f"{(count, *jnp.shape(table)[1:])} for {count} rows of {jnp.shape(table)}"
+        raise ValueError(f"{what} and parameters differ at {name}: Rows hold {rows.values.shape}, not {wanted}")

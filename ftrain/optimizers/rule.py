@@ -1,7 +1,6 @@
 """From one elementwise rule to an optax transform: what every optimizer shares."""
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -9,13 +8,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.gradients.rows import Rows, is_rows, to_dense
-from ftrain.optimizers.checks import check_dtype, check_parameters, leaves_of_gradients
+from ftrain.gradients.rows import Rows, to_dense
+from ftrain.optimizers.checks import (
+    check_dtype,
+    check_learning_rate,
+    check_parameters,
+    check_real,
+    leaves_of_gradients,
+)
 from ftrain.optimizers.lifts import Gradient, Slots, lift
 from ftrain.optimizers.packing import fill, join_gradients, layout_of, split_updates
 from ftrain.packed import plan
 from ftrain.schedules import Schedule
-from ftrain.tree import Tree, leaves_like
+from ftrain.tree import Tree
 
 LearningRate = float | jax.Array | Schedule
 
@@ -61,8 +66,7 @@ def from_rule(
       lazy: whether rows that `Rows` do not name are left alone. Otherwise they have a gradient of zero.
     """
     slots = dict(slots or {})
-    if isinstance(learning_rate, (int, float)) and not math.isfinite(learning_rate):
-        raise ValueError(f"learning_rate must be a finite number, got {learning_rate}")
+    check_learning_rate(learning_rate)
     check_dtype(slot_dtype=slot_dtype)
 
     def rate(count: jax.Array) -> jax.Array:
@@ -70,6 +74,7 @@ def from_rule(
 
     def init(params: Tree) -> OptimizerState:
         check_parameters(params)
+        check_real(params)
         layout = plan(params, packed)
         count = jnp.zeros((), jnp.int32)
         filled = {name: fill(layout, params, value, slot_dtype) for name, value in slots.items()}
@@ -79,6 +84,7 @@ def from_rule(
     def update(gradients: Tree, state: OptimizerState, params: Tree | None = None):
         if params is None:
             raise ValueError("this optimizer needs the parameters: call update(gradients, state, params)")
+        _check_state(state, slots)
         given = leaves_of_gradients(gradients, params)
         leaves, structure = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)], jax.tree.structure(params)
         if not lazy:
@@ -101,6 +107,16 @@ def from_rule(
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType] - optax types params narrower
 
 
+def _check_state(state: Any, slots: Mapping[str, float]) -> None:
+    if not isinstance(state, OptimizerState) or set(state.slots) != set(slots):
+        found = ", ".join(state.slots) if isinstance(state, OptimizerState) else type(state).__name__
+        wanted = ", ".join(slots) or "none"
+        raise ValueError(
+            f"the state is not one of this optimizer, whose slots are {wanted}: got {found or 'no slots'}; "
+            "init(params) starts anew"
+        )
+
+
 def apply_updates(params: Tree, updates: Tree) -> Tree:
     """Parameters plus updates, each leaf in its own dtype.
 
@@ -112,9 +128,9 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
             return parameter
         return update.add_to(parameter) if isinstance(update, Rows) else (parameter + update).astype(parameter.dtype)
 
-    leaves, structure = jax.tree.flatten(params)
-    given = leaves_like(updates, params, "updates", is_rows)
-    return structure.unflatten([add(jnp.asarray(leaf), update) for leaf, update in zip(leaves, given, strict=True)])
+    given = leaves_of_gradients(updates, params, "updates")
+    added = [add(jnp.asarray(leaf), update) for leaf, update in zip(jax.tree.leaves(params), given, strict=True)]
+    return jax.tree.structure(params).unflatten(added)
 
 
 def current_learning_rate(opt_state: Tree) -> jax.Array | None:

@@ -15,10 +15,12 @@ S = TypeVar("S")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
+    """Everything that a step reads and writes. `TrainState.create` makes the first one."""
+
     step: jax.Array  # steps taken so far; the one clock of a run
     params: Tree
     opt_state: Tree
-    averages: Tree | None  # moving averages of the parameters, if the step keeps them
+    averages: Tree | None  # moving averages of the parameters in float32 at least, if the step keeps them
     model_state: Tree | None  # what a model carries beside its parameters: batch statistics, memories
     rng: jax.Array  # never changes: step n draws from fold_in(rng, n), so a resumed run repeats itself
 
@@ -38,7 +40,7 @@ class TrainState:
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=optimizer.init(params),
-            averages=jax.tree.map(jnp.copy, params) if averages else None,
+            averages=jax.tree.map(_widened_copy, params) if averages else None,
             model_state=model_state,
             rng=jax.random.key(seed) if isinstance(seed, int) else seed,
         )
@@ -47,6 +49,11 @@ class TrainState:
     def replace(self, **changes: Tree) -> Self:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+
+def _widened_copy(leaf: jax.Array) -> jax.Array:
+    """In float32 at least: in half precision an average with a long memory would not move."""
+    return jnp.array(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def _unshare(state: S) -> S:

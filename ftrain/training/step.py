@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ftrain.averages import update_averages
 from ftrain.cluster import mesh as meshes
 from ftrain.gradients import clip_by_global_norm, global_norm, loss_scale, skipped_updates, update_with_rows
+from ftrain.gradients.skipping import check_transform
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
 from ftrain.training.objective import Batch, LossFunction, Metrics, differentiate, make_objective
@@ -53,8 +54,7 @@ def make_step(
         raise ValueError(f"clip_global_norm must be > 0, got {clip_global_norm}")
     if averages is not None and not 0 <= averages < 1:
         raise ValueError(f"averages must be a decay in [0, 1), got {averages}")
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(f"optimizer must be an optax.GradientTransformation, such as adam(0.001), got {optimizer!r}")
+    check_transform(optimizer)
     if accumulate < 1:
         raise ValueError(f"accumulate must be >= 1, got {accumulate}")
     objective = make_objective(loss_fn, with_model_state)
@@ -76,6 +76,11 @@ def make_step(
             value_fn=lambda params: objective(params, batch, rng, state.model_state)[0],
         )
         params = apply_updates(state.params, updates)
+        skips = _shown_skips(state.opt_state, opt_state)
+        if "update_skipped" in skips:  # what spoiled the gradients has spoiled the statistics too
+            model_state = jax.lax.cond(
+                skips["update_skipped"] > 0, lambda: state.model_state, lambda model_state=model_state: model_state
+            )
         new_state = state.replace(
             step=state.step + 1,
             params=params,
@@ -84,7 +89,7 @@ def make_step(
             model_state=model_state,
         )
         rate = _shown_rate(opt_state, learning_rate, state.step)
-        own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **_shown_skips(state.opt_state, opt_state)}
+        own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **skips}
         return new_state, {**own, **metrics, **own}  # ours come first, and a metric of the same name gives way
 
     return step

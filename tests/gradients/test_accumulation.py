@@ -95,3 +95,11 @@ def test_numbers_that_are_no_arrays_are_averaged_too():
 def test_the_number_of_parts_is_checked():
     with pytest.raises(ValueError, match="microbatches must be >= 1, got 0"):
         accumulate(value_and_grad(loss_fn), 0)
+
+
+def test_what_comes_with_the_value_must_be_scalars():
+    def with_ids(params, batch):
+        return jnp.mean(batch["x"] * params), {"ids": batch["x"]}
+
+    with pytest.raises(ValueError, match=r"1/ids has shape \(2,\): take its mean"):
+        accumulate(value_and_grad(with_ids, has_aux=True), 2)(jnp.float32(2.0), {"x": np.ones(4)})

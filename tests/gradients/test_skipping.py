@@ -133,3 +133,25 @@ def test_a_step_tells_what_was_skipped():
 def test_bad_settings(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_what_is_not_called_is_named():
+    for wrap in (guard, loss_scaling):
+        with pytest.raises(TypeError, match=r"optimizer must be an optax.GradientTransformation, such as adam"):
+            wrap(optimizers.adam)
+    with pytest.raises(TypeError, match=r"call its .gradient_transformation\(\)"):
+        guard(optax.MultiSteps(optax.sgd(0.1), 2))
+
+
+def test_a_skipped_step_leaves_the_model_state_alone():
+    def loss(params, batch, rng, model_state):
+        mean = 0.9 * model_state["mean"] + 0.1 * batch["x"].mean()
+        return jnp.sum(params["w"]) * batch["x"].mean(), {}, {"mean": mean}
+
+    optimizer = guard(optimizers.momentum(0.1, 0.9))
+    step = jax.jit(make_step(loss, optimizer, with_model_state=True))
+    state = TrainState.create({"w": jnp.ones(2)}, optimizer, model_state={"mean": jnp.float32(1.0)})
+    for x in (1.0, np.nan, 2.0):
+        state, metrics = step(state, {"x": jnp.full(4, x)})
+    assert int(metrics["updates_skipped"]) == 1
+    assert float(state.model_state["mean"]) == pytest.approx(1.1)

@@ -267,7 +267,7 @@ def test_rows_whose_indices_were_taken_for_numbers_are_named(make):
     transform = make(0.1)
     broken = jax.tree.map(lambda leaf: leaf * 0.5, {"a": Rows(jnp.array([0]), jnp.ones((1, 2)))})
     with pytest.raises(
-        TypeError, match="the gradient of a has Rows whose indices are not a list of integers, but float32"
+        TypeError, match="gradients of a are Rows whose indices are not a list of integers, but float32"
     ):
         transform.update(broken, transform.init({"a": PARAMS["a"]}), {"a": PARAMS["a"]})
 
@@ -281,3 +281,16 @@ def test_parameters_must_be_passed(make):
     transform = make(0.1)
     with pytest.raises(ValueError, match="needs the parameters"):
         transform.update(PARAMS, transform.init(PARAMS))
+
+
+def test_complex_parameters_are_refused(make):
+    with pytest.raises(TypeError, match="parameter a is complex64; keep its real and imaginary parts apart"):
+        make(0.1).init({"a": jnp.ones(2, jnp.complex64)})
+
+
+def test_the_state_of_another_optimizer_is_refused(make):
+    transform = make(0.1)
+    other = optimizers.from_rule(lambda gradient, parameter, slots, rate, count: (gradient, slots), 0.1, {"x": 0.0})
+    for state, found in ((other.init(PARAMS), "got x"), ((), "got tuple"), (optax.adam(0.1).init(PARAMS), "got tuple")):
+        with pytest.raises(ValueError, match=f"the state is not one of this optimizer.*{found}; init"):
+            transform.update(PARAMS, state, PARAMS)

@@ -8,6 +8,7 @@ import pytest
 from optimizer_table import TABLE
 
 from ftrain import optimizers
+from ftrain.gradients import Rows
 from ftrain.optimizers import current_learning_rate
 
 
@@ -125,3 +126,25 @@ def test_slots_of_masked_parameters_are_those_that_are_trained():
 
 def test_plain_optax_has_no_slots_that_we_know():
     assert optimizers.slot_names(optax.adam(0.1).init(PARAMS)) == []
+
+
+@pytest.mark.parametrize("rate", [None, "0.1", [0.1]])
+def test_a_learning_rate_is_a_number_or_a_schedule(rate):
+    with pytest.raises(TypeError, match="learning_rate must be a number or a schedule, got"):
+        optimizers.adam(rate)
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        (
+            {"a": jnp.ones((3, 2, 2)), "b": {"c": None}},
+            r"updates and parameters differ at a: update has shape \(3, 2, 2\)",
+        ),
+        ({"a": None}, "updates and parameters differ: updates have no b/c"),
+        ({"a": Rows(jnp.ones(1), jnp.ones((1, 2))), "b": {"c": None}}, r"put ftrain.gradients.densify\(\) before"),
+    ],
+)
+def test_updates_that_do_not_fit_are_named(updates, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        optimizers.apply_updates(PARAMS, updates)

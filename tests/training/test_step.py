@@ -144,3 +144,13 @@ def test_a_parameter_without_a_gradient_is_named():
 def test_what_is_no_optimizer_is_refused(wrong):
     with pytest.raises(TypeError, match="optimizer must be an optax"):
         make_step(loss_fn, wrong)
+
+
+def test_averages_of_half_precision_are_kept_in_float32():
+    state = TrainState.create({"w": jnp.ones(2, jnp.bfloat16)}, SGD, averages=True)
+    assert state.averages["w"].dtype == jnp.float32
+    step = jax.jit(make_step(lambda params, batch, rng: jnp.sum(params["w"] * 0), SGD, averages=0.999))
+    state = state.replace(step=jnp.int32(10_000), averages={"w": jnp.full(2, 1.01)})
+    for _ in range(3):
+        state, _ = step(state, BATCH)
+    np.testing.assert_allclose(state.averages["w"], 1 + 0.01 * 0.999**3, rtol=1e-6)
