@@ -58,7 +58,6 @@ def make_step(
     if accumulate < 1:
         raise ValueError(f"accumulate must be >= 1, got {accumulate}")
     objective = make_objective(loss_fn, with_model_state)
-    optimizer = optax.with_extra_args_support(optimizer)  # some look at the loss, or search along a line
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         check_parameters(state.params)
@@ -67,7 +66,7 @@ def make_step(
         norm = global_norm(gradients)
         if clip_global_norm is not None:
             gradients, _ = clip_by_global_norm(gradients, clip_global_norm, use_norm=norm)
-        updates, opt_state = update_with_rows(
+        updates, opt_state = update_with_rows(  # some optimizers look at the loss, or search along a line
             optimizer,
             gradients,
             state.opt_state,
