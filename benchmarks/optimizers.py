@@ -225,8 +225,12 @@ BENCHMARKS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", choices=[*BENCHMARKS, []], help="all of them if none is named")
-    for name in parser.parse_args().which or BENCHMARKS:
+    parser.add_argument("which", nargs="*", metavar="|".join(BENCHMARKS), help="all of them if none is named")
+    chosen = parser.parse_args().which or list(BENCHMARKS)
+    for name in chosen:
+        if name not in BENCHMARKS:
+            parser.error(f"there is no {name}; there are {', '.join(BENCHMARKS)}")
+    for name in chosen:
         print(f"\n{name}")
         BENCHMARKS[name]()
 
