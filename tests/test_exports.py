@@ -117,7 +117,7 @@ def test_a_room_exports_its_public_names(room):
         assert hasattr(module, name)
     if hasattr(module, "__path__"):  # a folder re-exports exactly these; a file also imports what it needs
         shown = {name for name, value in vars(module).items() if not isinstance(value, types.ModuleType)}
-        assert {name for name in shown if not name.startswith("_")} == ROOMS[room]
+        assert {name for name in shown if not name.startswith("_")} == ROOMS[room] == set(module.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -5,17 +5,14 @@ evaluated with a zero, a tap, added to the outcome of each of those lookups, and
 taps instead of the tables: the derivative of a tap is the gradient of the rows that were read.
 """
 
-import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
-from jax.extend.core.primitives import jit_p, remat_p
+from jax.extend.core import ClosedJaxpr
 
-from ftrain.gradients.lookup import gather, lookup_p
+from ftrain.gradients.following import Lookups, evaluate, only_looked_up, sites_of
 from ftrain.gradients.rows import Rows, widen
 from ftrain.tree import Tree
 
@@ -54,15 +51,15 @@ def value_and_grad(
 
 def _differentiate(traced: ClosedJaxpr, result: Any, leaves: list[jax.Array], has_aux: bool) -> tuple[Any, Any, list]:
     jaxpr = traced.jaxpr
-    looked_up = _only_looked_up(jaxpr)
+    looked_up = only_looked_up(jaxpr)
     owners = {variable: n for n, variable in enumerate(jaxpr.invars) if variable in looked_up}
-    sites = list(_sites(jaxpr, owners))
+    sites = list(sites_of(jaxpr, owners))
     others = {n: leaf for n, leaf in enumerate(leaves) if jaxpr.invars[n] not in owners}
 
     def objective(others: dict[int, jax.Array], taps: list[jax.Array]) -> Any:
         inputs = [others.get(n, leaf) for n, leaf in enumerate(leaves)]
-        lookups = _Lookups(list(taps))
-        outcome = jax.tree.unflatten(result, _evaluate(jaxpr, traced.consts, inputs, owners, lookups))
+        lookups = Lookups(list(taps))
+        outcome = jax.tree.unflatten(result, evaluate(jaxpr, traced.consts, inputs, owners, lookups))
         value, auxiliary = outcome if has_aux else (outcome, None)
         return value, (auxiliary, lookups.ids)
 
@@ -103,114 +100,3 @@ def _collect(table: jax.Array, read: list[tuple[jax.Array, jax.Array]]) -> Rows:
     indices = jnp.concatenate([jnp.ravel(ids) for ids, _ in read])
     values = jnp.concatenate([jnp.reshape(values, (-1, *table.shape[1:])) for _, values in read])
     return Rows(indices, values).sum_duplicates(table)
-
-
-@dataclasses.dataclass
-class _Lookups:
-    """The taps still to be added, and the ids looked up so far; both in the order of the lookups."""
-
-    taps: list[jax.Array]
-    ids: list[jax.Array] = dataclasses.field(default_factory=list)
-
-    def perform(self, table: jax.Array, ids: jax.Array, **options: Any) -> jax.Array:
-        self.ids.append(ids)
-        return gather(table, ids, **options) + self.taps.pop(0)
-
-
-# Variables that stand for tables, each with the number of its table.
-_Owners = Mapping[Any, int]
-
-
-def _only_looked_up(jaxpr: Jaxpr) -> set[Any]:
-    """The variables that are tables of lookups and are used in no other way."""
-    tables, others = set(), {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
-    for equation in jaxpr.eqns:
-        inner = _inner(equation)
-        inner_tables = _only_looked_up(inner) if inner is not None else set()
-        for position, operand in enumerate(equation.invars):
-            if not isinstance(operand, Literal):
-                is_looked_up = equation.primitive is lookup_p and position == 0
-                is_passed_on = inner is not None and inner.invars[position] in inner_tables
-                (tables if is_looked_up or is_passed_on else others).add(operand)
-    return tables - others
-
-
-def _sites(jaxpr: Jaxpr, owners: _Owners) -> Iterator[tuple[int, Any]]:
-    """For each lookup of an owner's table, the owner and the shape of the outcome, in the order of evaluation."""
-    for equation in jaxpr.eqns:
-        if equation.primitive is lookup_p and _owner(equation.invars[0], owners) is not None:
-            yield owners[equation.invars[0]], equation.outvars[0].aval
-        elif (inner := _inner(equation)) is not None:
-            yield from _sites(inner, _passed_on(equation, inner, owners))
-
-
-def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], owners: _Owners, lookups: _Lookups) -> list:
-    """The outputs of a traced function, with taps added to the lookups of the owners' tables."""
-    if not owners:
-        return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*inputs)
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
-
-    def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, Literal) else values[variable]
-
-    for equation in jaxpr.eqns:
-        operands = [read(variable) for variable in equation.invars]
-        values.update(zip(equation.outvars, _perform(equation, operands, owners, lookups), strict=True))
-    return [read(variable) for variable in jaxpr.outvars]
-
-
-def _perform(equation: JaxprEqn, operands: list[Any], owners: _Owners, lookups: _Lookups) -> Sequence[Any]:
-    if equation.primitive is lookup_p and _owner(equation.invars[0], owners) is not None:
-        return [lookups.perform(*operands, **equation.params)]
-    inner = _inner(equation)
-    if inner is not None and (passed_on := _passed_on(equation, inner, owners)):
-        if equation.primitive is jit_p:
-            return _evaluate(inner, equation.params["jaxpr"].consts, operands, passed_on, lookups)
-        return _evaluate_again_backwards(equation, inner, operands, passed_on, lookups)
-    return _apply(equation, operands)
-
-
-def _apply(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    """An equation evaluated as it stands: jax runs it as a function of one line."""
-    invars, inputs = [], []
-    for variable, operand in zip(equation.invars, operands, strict=True):
-        if not isinstance(variable, Literal) and variable not in invars:
-            invars.append(variable)
-            inputs.append(operand)
-    names = DebugInfo("value_and_grad", str(equation.primitive), ("",) * len(invars), ("",) * len(equation.outvars))
-    line = Jaxpr((), invars, equation.outvars, [equation], equation.effects, names)
-    return jaxpr_as_fun(ClosedJaxpr(line, ()))(*inputs)
-
-
-def _evaluate_again_backwards(
-    equation: JaxprEqn, inner: Jaxpr, operands: list[Any], owners: _Owners, lookups: _Lookups
-) -> list[Any]:
-    """A call under `jax.checkpoint`, kept as one: the backward pass computes it anew."""
-
-    @functools.partial(jax.checkpoint, policy=equation.params["policy"], prevent_cse=equation.params["prevent_cse"])
-    def body(operands: list[Any], taps: list[jax.Array]) -> tuple[list[Any], list[jax.Array]]:
-        own = _Lookups(list(taps))
-        return _evaluate(inner, (), operands, owners, own), own.ids
-
-    count = len(list(_sites(inner, owners)))
-    taps, lookups.taps[:] = lookups.taps[:count], lookups.taps[count:]
-    outputs, ids = body(operands, taps)
-    lookups.ids.extend(ids)
-    return outputs
-
-
-def _inner(equation: JaxprEqn) -> Jaxpr | None:
-    """The function that an equation calls, of the two kinds of calls that lookups are followed into."""
-    if equation.primitive is jit_p:
-        return equation.params["jaxpr"].jaxpr
-    return equation.params["jaxpr"] if equation.primitive is remat_p else None
-
-
-def _passed_on(equation: JaxprEqn, inner: Jaxpr, owners: _Owners) -> dict[Any, int]:
-    """The owners as the called function names them."""
-    pairs = zip(inner.invars, equation.invars, strict=True)
-    return {own: owners[given] for own, given in pairs if _owner(given, owners) is not None}
-
-
-def _owner(variable: Any, owners: _Owners) -> int | None:
-    return None if isinstance(variable, Literal) else owners.get(variable)

@@ -62,7 +62,7 @@ def test_parameters_slots_and_updates_keep_their_dtype(make, dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves((after, state.slots, updates))} == {jnp.dtype(dtype)}
 
 
-def test_slots_in_float32_follow_bfloat16_parameters_more_closely(make):
+def test_slots_may_be_kept_in_float32_for_bfloat16_parameters(make):
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
     after, state = run(make(0.1, slot_dtype="float32"), params)
     assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {jnp.dtype(jnp.bfloat16)}
