@@ -1,7 +1,8 @@
 """A run: the loop with a directory, and the hooks that everyone wants."""
 
+import functools
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,18 @@ import optax
 from jax.sharding import Mesh
 
 from ftrain.data import Pipeline
-from ftrain.hooks import CheckpointSaver, Logging, ProgressBar, StepCounter, StopAtStep, StopOnNaN, SummarySaver
+from ftrain.hooks import (
+    CheckpointSaver,
+    CrashBundle,
+    Logging,
+    ProgressBar,
+    StepCounter,
+    StopAtStep,
+    StopOnNaN,
+    SummarySaver,
+)
 from ftrain.optimizers import LearningRate
-from ftrain.training import Hook, Loop, TrainState, Trigger, every, make_step, stop_on_signals
+from ftrain.training import Fuse, Hook, Loop, Scaffold, TrainState, Trigger, every, make_step, stop_on_signals
 from ftrain.training.objective import LossFunction
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -24,7 +34,10 @@ class Run(Loop):
 
         with ftrain.Run(step, state, data, steps=1000, directory="runs/mine") as run:
             while not run.should_stop():
-                run.step()
+                run.advance()
+
+    `advance` takes the steps up to the next one at which a hook is due, or a part of them, in one compiled call; `step`
+    takes exactly one.
 
     `hooks` come on top; one of a class that is here by default takes the default's place, for instance
     `CheckpointSaver("runs/mine/checkpoints", when=every(steps=50))`. A new run in the same directory goes on from the
@@ -34,15 +47,27 @@ class Run(Loop):
     def __init__(
         self,
         step: Step,
-        state: TrainState,
+        state: TrainState | Callable[[], TrainState],
         data: Pipeline | Iterable[Any],
         *,
         steps: int | None = None,
         hooks: Sequence[Hook] = (),
         directory: str | Path | None = None,
         mesh: Mesh | None = None,
+        fuse: Fuse = "auto",
+        scaffold: Scaffold | None = None,
+        recoveries: int = 3,
     ):
-        super().__init__(step, state, data, hooks=_complete(hooks, steps, directory), mesh=mesh)
+        super().__init__(
+            step,
+            state,
+            data,
+            hooks=_complete(hooks, steps, directory),
+            mesh=mesh,
+            fuse=fuse,
+            scaffold=scaffold,
+            recoveries=recoveries,
+        )
 
 
 def train(
@@ -60,12 +85,16 @@ def train(
     accumulate: int = 1,
     averages: float | None = None,
     learning_rate: LearningRate | None = None,
+    fuse: Fuse = "auto",
+    scaffold: Scaffold | None = None,
+    recoveries: int = 3,
 ) -> TrainState:
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
 
     Ends after `steps` steps, at the end of the data, or when a hook says so. With a `directory`, a run that was
     interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt.
-    `clip_global_norm`, `accumulate`, `averages` and `learning_rate` are those of `make_step`.
+    `clip_global_norm`, `accumulate`, `averages` and `learning_rate` are those of `make_step`; `fuse`, `scaffold` and
+    `recoveries` those of `Loop`.
     """
     step = make_step(
         loss_fn,
@@ -75,11 +104,21 @@ def train(
         averages=averages,
         learning_rate=learning_rate,
     )
-    state = TrainState.create(params, optimizer, seed=seed, averages=averages is not None)
-    run = Run(step, state, data, steps=steps, hooks=hooks, directory=directory, mesh=mesh)
+    run = Run(
+        step,
+        functools.partial(TrainState.create, params, optimizer, seed=seed, averages=averages is not None),
+        data,
+        steps=steps,
+        hooks=hooks,
+        directory=directory,
+        mesh=mesh,
+        fuse=fuse,
+        scaffold=scaffold,
+        recoveries=recoveries,
+    )
     with stop_on_signals(run.interrupt, [signal.SIGINT]), run:
         while not run.should_stop():
-            run.step()
+            run.advance()
     if run.interrupted:
         raise KeyboardInterrupt
     return run.state
@@ -96,6 +135,7 @@ def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | 
     if directory is not None:
         add_unless_given(SummarySaver(directory))
         add_unless_given(CheckpointSaver(Path(directory) / CHECKPOINTS))
+        add_unless_given(CrashBundle(directory))
     add_unless_given(Logging(), ProgressBar)
     add_unless_given(StopOnNaN())
     add_unless_given(StepCounter(when=_written_when(complete)))

@@ -12,6 +12,7 @@ ROOT = Path(ftrain.__file__).parent
 LAYERS = [
     ["tree"],
     ["packed"],
+    ["coordination"],
     ["formats"],
     ["schedules"],
     ["gradients"],

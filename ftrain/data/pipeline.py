@@ -1,7 +1,7 @@
 """The pipeline: batch = f(seed, step), whoever asks, in whatever order."""
 
 import functools
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -58,16 +58,20 @@ class Pipeline:
             offsets[inside] = self._permutation(epoch)[offsets[inside]]
         return offsets
 
-    def chunks(self, start: int, count: int) -> Iterator[list[Batch]]:
-        """All batches from step `start` on, read `count` steps at a time: one large read is cheaper than many."""
-        share = self.batch_size // self.shard_count
-        while True:
-            arrays = self.source.read(self.indices(start, count))
-            yield [
-                {name: array[at : at + share] for name, array in arrays.items()}
-                for at in range(0, count * share, share)
-            ]
-            start += count
+    def identity(self, step: int) -> dict[str, Any]:
+        """What the batch of a step is made of, as JSON can say it."""
+        return {
+            "seed": self.seed,
+            "step": step,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "indices": self.indices(step).tolist(),
+        }
+
+    def batches(self, step: int, count: int) -> Batch:
+        """This process's part of `count` batches from `step` on, stacked along a new first axis, in one read."""
+        arrays = self.source.read(self.indices(step, count))
+        return {name: array.reshape(count, -1, *array.shape[1:]) for name, array in arrays.items()}
 
     def _make_permutation(self, epoch: int) -> np.ndarray:
         return np.random.default_rng([self.seed, epoch]).permutation(len(self.source))

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -20,12 +20,25 @@ def _print(line: str) -> None:
 
 
 class Logging(Hook):
-    """Write a line with every metric when it is time and at the end, and one for what other hooks publish."""
+    """Write a line with the metrics when it is time and, unless that has just been done, at the end.
+
+    The reference writes the last line twice if its step is due. What other hooks publish gets a line too. `metrics` are
+    the names to show, all of them if it is None; `format` makes the text of a line.
+    """
 
     needs_state = False
 
-    def __init__(self, *, when: Trigger = every(steps=100), write: Callable[[str], None] = _print):
-        self.when, self.write = when, write
+    def __init__(
+        self,
+        metrics: Sequence[str] | None = None,
+        *,
+        when: Trigger = every(steps=100),
+        at_end: bool = True,
+        write: Callable[[str], None] = _print,
+        format: Callable[[Mapping[str, Value]], str] | None = None,
+    ):
+        self.metrics, self.when, self.at_end, self.write = metrics, when, at_end, write
+        self.format = format or format_values
         self._logged = 0  # the step of the newest line
 
     def begin(self, report: Report) -> None:
@@ -34,20 +47,28 @@ class Logging(Hook):
             self.write(f"resumed at step {report.step}")
 
     def after_step(self, report: Report) -> None:
+        for name in self.metrics or ():
+            if name not in report.published:
+                report.read(name)  # one that does not exist is an error that names those that do
         self.receive(report.step, report.values())
         self._logged = report.step
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:
-        self.write(f"step {step}: {format_values(values)}")
+        if self.metrics is not None:
+            values = {name: values[name] for name in self.metrics if name in values}
+        if values:
+            self.write(f"step {step}: {self.format(values)}")
+
+    def notice(self, text: str) -> None:
+        self.write(text)
 
     def end(self, report: Report) -> None:
-        values = report.published if self._logged == report.step else report.values()
-        if values:
-            self.receive(report.step, values)
+        if self.at_end:
+            self.receive(report.step, report.published if self._logged == report.step else report.values())
 
 
 class ProgressBar(Hook):
-    """A bar with step, loss, learning rate, speed and time left, and a line above it for what other hooks publish."""
+    """A bar with step, loss, learning rate, speed and time left; above it a line for what other hooks publish."""
 
     needs_state = False
 
@@ -59,6 +80,7 @@ class ProgressBar(Hook):
         self._started: tuple[int, float] | None = None
 
     def begin(self, report: Report) -> None:
+        self._started = None
         if report.step:
             self._progress.console.print(f"resumed at step {report.step}")
         self._progress.update(self._task, completed=report.step)
@@ -71,9 +93,12 @@ class ProgressBar(Hook):
         self._progress.update(self._task, completed=report.step, shown=format_values(values))
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:
-        kept = {name: value for name, value in values.items() if name != "steps_per_second"}
+        kept = {name: value for name, value in values.items() if not name.endswith("_per_second")}
         if kept:
-            self._progress.console.print(f"step {step}: {format_values(kept)}", markup=False, highlight=False)
+            self.notice(f"step {step}: {format_values(kept)}")
+
+    def notice(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
 
     def end(self, report: Report) -> None:
         if report.values():

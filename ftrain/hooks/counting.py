@@ -1,12 +1,14 @@
 """The hook that measures speed."""
 
-import time
-
-from ftrain.training import Hook, Report, Trigger, every
+from ftrain.training import Hook, Metrics, Report, Trigger, every
 
 
 class StepCounter(Hook):
-    """Publish `steps_per_second`, measured since the last time; the first measurement leaves out compilation."""
+    """Publish `steps_per_second`, measured since the last time, and with it examples and operations per second.
+
+    The first time is the end of the first step, so that compilation is left out. `examples_per_second` is there if all
+    arrays of a batch share their first axis, `flops_per_second` if the compiler tells what a step costs.
+    """
 
     needs_state = False
 
@@ -14,12 +16,20 @@ class StepCounter(Hook):
         self.when = when
         self._last: tuple[int, float] | None = None
 
-    def watch(self, step: int, metrics: object) -> None:
-        if self._last is None:
-            self._last = step, time.monotonic()
+    def begin(self, report: Report) -> None:
+        self._last = None
+
+    def watch(self, metrics: Metrics) -> None:
+        self._last = self._last or (metrics.last, metrics.time)
 
     def after_step(self, report: Report) -> None:
-        step, moment = self._last or (report.step, report.time)
-        if report.step > step:
-            report.publish({"steps_per_second": (report.step - step) / (report.time - moment)})
+        if self._last is not None and report.time > self._last[1]:
+            speed = (report.step - self._last[0]) / (report.time - self._last[1])
+            flops = report.flops()
+            measured = {"steps_per_second": speed}
+            if report.examples:
+                measured["examples_per_second"] = speed * report.examples
+            if flops:
+                measured["flops_per_second"] = speed * flops
+            report.publish(measured)
         self._last = report.step, report.time

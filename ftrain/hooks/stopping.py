@@ -1,25 +1,43 @@
 """Hooks that end a run."""
 
 import math
+from collections.abc import Mapping
+from typing import Literal
 
-from ftrain.training import Hook, Report, at
-from ftrain.training.packing import StepMetrics
+import numpy as np
+
+from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every
+from ftrain.training.hook import Value
 
 
 class NotFiniteError(RuntimeError):
-    """A metric became NaN or infinite."""
+    """A metric became NaN or infinite at `step`."""
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
 
 
 class StopAtStep(Hook):
-    """Stop after step `last_step`; a run that has come so far already takes no step at all."""
+    """Stop after step `last_step`, or after `num_steps` more than the run starts with.
 
-    def __init__(self, last_step: int):
-        if not isinstance(last_step, int) or last_step < 1:
-            raise ValueError(f"the last step must be a whole number >= 1, got {last_step}")
-        self.last_step = last_step
-        self.when = at(last_step)
+    A run that has come so far already takes no step at all, where the reference would take one. As there, `num_steps`
+    are counted from where the hook was used first, also if the run recovers or the hook is used again.
+    """
+
+    def __init__(self, last_step: int | None = None, *, num_steps: int | None = None):
+        if (last_step is None) == (num_steps is None):
+            raise ValueError("StopAtStep needs either last_step or num_steps")
+        for what, value in (("the last step", last_step), ("num_steps", num_steps)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{what} must be a whole number >= 1, got {value}")
+        self.last_step, self.num_steps = last_step, num_steps
+        self.when = at() if last_step is None else at(last_step)
 
     def begin(self, report: Report) -> None:
+        if self.last_step is None:
+            self.last_step = report.step + (self.num_steps or 0)
+            self.when = at(self.last_step)
         if report.step >= self.last_step:
             self.after_step(report)
 
@@ -27,26 +45,108 @@ class StopAtStep(Hook):
         report.stop(f"step {self.last_step} was the last one asked for")
 
 
-class StopOnNaN(Hook):
-    """Raise NotFiniteError when a metric stops being finite. Looks at every step, and never waits for one.
+class StopWhen(Hook):
+    """Stop early: when a metric reaches `threshold`, or has not become better for `patience` looks at it.
 
-    The gradient is watched beside the loss: it poisons the parameters one step before the loss shows it. A step whose
-    update was skipped, by a guard or by loss scaling, does no harm and is passed over.
+    Looked at are the metrics of the steps that `when` chooses and, whenever they come, values that other hooks publish,
+    such as "eval/accuracy". A resumed run counts anew.
     """
 
-    def __init__(self, *metrics: str):
-        self.metrics = metrics or ("loss", "gradient_norm")
+    def __init__(
+        self,
+        metric: str,
+        *,
+        patience: int | None = None,
+        threshold: float | None = None,
+        mode: Literal["min", "max"] = "min",
+        least_change: float = 0.0,
+        when: Trigger = every(steps=100),
+    ):
+        if patience is None and threshold is None:
+            raise ValueError("StopWhen needs patience, or a threshold, or both")
+        if patience is not None and patience < 1:
+            raise ValueError(f"patience must be >= 1, got {patience}")
+        if mode not in ("min", "max"):
+            raise ValueError(f'mode must be "min" or "max", got {mode!r}')
+        self.metric, self.patience, self.threshold, self.when = metric, patience, threshold, when
+        self.mode, self.least_change = mode, least_change
+        self._sign = 1.0 if mode == "min" else -1.0  # the smaller, the better
+        self._best, self._looks = math.inf, 0
 
-    def watch(self, step: int, metrics: StepMetrics) -> None:
-        if metrics.values().get("update_skipped"):
-            return
-        for name in self.metrics:
-            value = metrics.read(name)
-            if not math.isfinite(value):
-                skipped = metrics.values().get("updates_skipped")
-                before = f" after {skipped:.0f} updates that were skipped" if skipped else ""
-                raise NotFiniteError(
-                    f"{name} is {value} at step {step}{before}; checkpoints of earlier steps are kept.\n"
-                    "A smaller learning rate may help, or clip_global_norm, or a guard; or look at the data, where an "
-                    "id beyond its table reads NaN"
-                )
+    def begin(self, report: Report) -> None:
+        self._best, self._looks = math.inf, 0
+
+    def after_step(self, report: Report) -> None:
+        reason = self.receive(report.step, report.values())
+        if reason is not None:
+            report.stop(reason)
+
+    def receive(self, step: int, values: Mapping[str, Value]) -> str | None:
+        value = values.get(self.metric)
+        if value is None or isinstance(value, str):
+            return None
+        if self.threshold is not None and self._sign * value <= self._sign * self.threshold:
+            return f"{self.metric} is {value:.4g} at step {step}, and {self.threshold:g} was asked for"
+        if self._sign * value < self._best - self.least_change:
+            self._best, self._looks = self._sign * value, 0
+            return None
+        self._looks += 1
+        if self.patience is not None and self._looks >= self.patience:
+            best = f"its best was {self._sign * self._best:.4g}"
+            return f"{self.metric} has not become better {self._looks} times in a row by step {step}; {best}"
+        return None
+
+
+class StopOnNaN(Hook):
+    """Raise NotFiniteError, or stop, when a metric stops being finite. Looks at every step, and never waits for one.
+
+    The gradient is watched beside the loss: it poisons the parameters one step before the loss shows it. A step whose
+    update was skipped, by a guard or by loss scaling, does no harm and is passed over. Infinities count too, which the
+    reference lets pass. As nothing waits, some steps after the one that is named may have been taken; nothing of them
+    is saved, unless the run is told to `"stop"` instead of to `"raise"` and its last metrics are finite again.
+
+    With `locate` the step is taken again, from the newest checkpoint or the start, and the first leaf of parameters,
+    metrics or gradients that is not finite is named.
+    """
+
+    def __init__(self, *metrics: str, action: Literal["raise", "stop"] = "raise", locate: bool = False):
+        if action not in ("raise", "stop"):
+            raise ValueError(f'action must be "raise" or "stop", got {action!r}')
+        self.metrics = metrics or ("loss", "gradient_norm")
+        self.action, self.locate = action, locate
+        self._report: Report | None = None  # of the beginning; it knows how to take steps again
+
+    def begin(self, report: Report) -> None:
+        self._report = report
+
+    def watch(self, metrics: Metrics) -> str | None:
+        columns = [metrics.column(name) for name in self.metrics]
+        if np.isfinite(columns).all():
+            return None
+        for step in range(metrics.first, metrics.last + 1):
+            row = metrics.row(step)
+            bad = next((name for name in self.metrics if not math.isfinite(row[name])), None)
+            if bad is not None and not row.get("update_skipped"):
+                return self._found(bad, step, row)
+        return None
+
+    def _found(self, name: str, step: int, row: Mapping[str, float]) -> str:
+        skipped = row.get("updates_skipped")
+        before = f" after {skipped:.0f} updates that were skipped" if skipped else ""
+        found = f"{name} is {row[name]} at step {step}{before}"
+        where = f"\n{self._locate(step)}" if self.locate else ""
+        if self.action == "stop":
+            return found + where
+        raise NotFiniteError(
+            f"{found}; checkpoints of earlier steps are kept.{where}\n"
+            "A smaller learning rate may help, or clip_global_norm, or a guard; or look at the data, where an "
+            "id beyond its table reads NaN",
+            step,
+        )
+
+    def _locate(self, step: int) -> str:
+        try:
+            found = self._report.past(step).locate() if self._report is not None else []
+        except ReplayError as error:
+            return f"Where it began cannot be told: {error}"
+        return f"It began in {found[0]}." if found else "Taken again, the step is finite throughout."

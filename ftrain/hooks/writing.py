@@ -3,39 +3,51 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from ftrain.summaries import MetricsFile, SummaryWriter
+from ftrain.summaries import BackgroundWriter, MetricsFile, SummaryWriter
 from ftrain.training import Hook, Report, Trigger, every
 from ftrain.training.hook import Value
 
 
 class SummarySaver(Hook):
-    """Write metrics, and all that other hooks publish, to an event file for TensorBoard and to `metrics.jsonl`."""
+    """Write metrics, and all that other hooks publish, to an event file for TensorBoard and to `metrics.jsonl`.
+
+    A thread writes; before a checkpoint is taken the run waits until all is written. The last step is written too, at
+    the end, if it was not yet, which the reference does not do.
+    """
 
     needs_state = False
 
     def __init__(self, directory: str | Path, *, when: Trigger = every(steps=100)):
         self.directory, self.when = Path(directory), when
-        self._writers: list[SummaryWriter | MetricsFile] = []
+        self._writer: BackgroundWriter | None = None
         self._written = 0  # the newest step whose metrics were written
 
     def begin(self, report: Report) -> None:
+        self.close()
         metrics = MetricsFile(self.directory / "metrics.jsonl", start_step=report.step)
         self._written = report.step
-        self._writers = [metrics, SummaryWriter(self.directory, start_step=report.step)]
+        events = SummaryWriter(self.directory, start_step=report.step)
+        self._writer = BackgroundWriter([metrics, events], report.coordinator)
 
     def after_step(self, report: Report) -> None:
         self.receive(report.step, report.values())
         self._written = report.step
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:
-        for writer in self._writers:
-            writer.write(step, values)
+        if self._writer is not None:
+            self._writer.write(step, values)
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
 
     def end(self, report: Report) -> None:
         values = report.published if self._written == report.step else report.values()
         if values:
             self.receive(report.step, values)
+        self.flush()
 
     def close(self) -> None:
-        for writer in self._writers:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
             writer.close()

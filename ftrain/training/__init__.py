@@ -1,25 +1,36 @@
 """The pure core and the loop around it."""
 
 from ftrain.training.compilation import use_compilation_cache
+from ftrain.training.fusing import Fuse
 from ftrain.training.hook import Hook, Report
 from ftrain.training.loop import Loop
+from ftrain.training.metrics import Metrics
+from ftrain.training.replay import ReplayError, locate
+from ftrain.training.scaffold import NotReadyError, Scaffold
 from ftrain.training.signals import stop_on_signals
 from ftrain.training.state import TrainState
 from ftrain.training.step import compile_step, make_step
-from ftrain.training.trigger import Trigger, at, every, first, never
+from ftrain.training.trigger import Trigger, at, every, first, never, timer
 
 __all__ = [
+    "Fuse",
     "Hook",
     "Loop",
+    "Metrics",
+    "NotReadyError",
+    "ReplayError",
     "Report",
+    "Scaffold",
     "TrainState",
     "Trigger",
     "at",
     "compile_step",
     "every",
     "first",
+    "locate",
     "make_step",
     "never",
     "stop_on_signals",
+    "timer",
     "use_compilation_cache",
 ]

@@ -1,14 +1,31 @@
 """Hooks: what happens around the steps, and the report that tells them of a step."""
 
-import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from ftrain.training.packing import StepMetrics
+from ftrain.coordination import Coordinator
+from ftrain.training.metrics import Metrics
+from ftrain.training.objective import Batch
+from ftrain.training.replay import Past
 from ftrain.training.state import TrainState
 from ftrain.training.trigger import Trigger, never
 
 Value = float | str  # a number, or a text
+
+
+class Host(Protocol):
+    """What a report needs of the loop that made it."""
+
+    coordinator: Coordinator
+
+    @property
+    def interrupted(self) -> bool: ...
+    @property
+    def stop_reason(self) -> str | None: ...
+    def request_stop(self, reason: str) -> None: ...
+    def flush(self) -> None: ...
+    def flops(self) -> float | None: ...
+    def past(self, step: int) -> Past: ...
 
 
 class Report:
@@ -16,20 +33,20 @@ class Report:
 
     def __init__(
         self,
+        host: Host,
         step: int,
         state: TrainState | None,
-        metrics: StepMetrics,
+        metrics: Metrics,
         *,
-        publish: Callable[[Mapping[str, Value]], None],
-        request_stop: Callable[[str], None],
-        interrupted: bool = False,
+        examples: int = 0,
+        publish: Callable[[Mapping[str, Value]], None] = lambda values: None,
     ):
         self.step = step  # steps taken, this one included
-        self.time = time.monotonic()
-        self.interrupted = interrupted  # whether the run is asked to end soon: save, and leave out what takes long
-        self._state, self._metrics = state, metrics
-        self._publish, self._request_stop = publish, request_stop
+        self.time = metrics.time  # in seconds, when the step was dispatched
+        self.examples = examples  # in a batch; 0 if that is not known
         self.published: dict[str, Value] = {}  # what hooks have published at this step so far
+        self._host, self._state, self._metrics, self._publish = host, state, metrics, publish
+        self._row: dict[str, float] | None = None
 
     @property
     def state(self) -> TrainState:
@@ -38,16 +55,32 @@ class Report:
             raise RuntimeError(f"the state of step {self.step} is gone: a hook that reads it needs needs_state = True")
         return self._state
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is asked to end soon: save, and leave out what takes long."""
+        return self._host.interrupted
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run is about to end, if it is."""
+        return self._host.stop_reason
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Where a hook's own threads belong: what one of them raises ends the run, and no thread outlives it."""
+        return self._host.coordinator
+
     def values(self) -> dict[str, Value]:
         """Every metric of the step, and what hooks published with it so far; waits for the device.
 
         Empty before the first step.
         """
-        return self._metrics.values() | self.published
+        return {**self._numbers(), **self.published}
 
     def read(self, metric: str) -> float:
         """One metric of the step as a number; waits for the device."""
-        return self._metrics.read(metric)
+        numbers = self._numbers()
+        return numbers[metric] if metric in numbers else float(self._metrics.column(metric)[-1])
 
     def publish(self, values: Mapping[str, Value]) -> None:
         """Hand values of your own to all hooks: to those due at this step in `values`, to the others by `receive`."""
@@ -57,7 +90,24 @@ class Report:
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after this step."""
-        self._request_stop(reason)
+        self._host.request_stop(reason)
+
+    def flush(self) -> None:
+        """Have all hooks write out what still waits to be written."""
+        self._host.flush()
+
+    def flops(self) -> float | None:
+        """Floating-point operations of one step as compiled, if the compiler tells."""
+        return self._host.flops()
+
+    def past(self, step: int) -> Past:
+        """An earlier step, to be looked at again."""
+        return self._host.past(step)
+
+    def _numbers(self) -> dict[str, float]:
+        if self._row is None:
+            self._row = self._metrics.row(self.step)
+        return self._row
 
 
 def _plain(name: str, value: Any) -> Value:
@@ -78,26 +128,45 @@ class Hook:
     needs_state: bool = True
 
     def start(self, state: TrainState) -> TrainState:
-        """Before anything else: the state to start from. A saver answers with the newest checkpoint."""
+        """First of all, and again when a run recovers: the state to start from.
+
+        A saver answers with the newest checkpoint. With nothing to say, answer with the same object.
+        """
         return state
 
     def begin(self, report: Report) -> None:
-        """Once, before the first step, when the state is known."""
+        """Before the first step, and again when a run recovers, when the state is known."""
 
-    def watch(self, step: int, metrics: StepMetrics) -> None:
-        """For every step, in order, some steps later, when its metrics are ready and reading them costs no wait.
+    def before_step(self, report: Report, batch: Batch) -> Mapping[str, Any] | None:
+        """Before every step: entries to put into its batch. A hook that overrides this turns fusing off.
 
-        It is always called for a step before any hook's `after_step` for the same step.
+        The report is of the step before.
+        """
+
+    def watch(self, metrics: Metrics) -> str | None:
+        """For all steps, in order, some steps later, when their metrics are ready and reading them costs no wait.
+
+        It is always called for a step before any hook's `after_step` for the same step. Fused steps come together. What
+        it answers with is a reason to stop.
         """
 
     def after_step(self, report: Report) -> None:
         """After each step that `when` chooses."""
 
-    def receive(self, step: int, values: Mapping[str, Value]) -> None:
-        """Values that another hook published at a step where this one is not due."""
+    def receive(self, step: int, values: Mapping[str, Value]) -> str | None:
+        """Values that another hook published at a step where this one is not due; answers with a reason to stop."""
+
+    def notice(self, text: str) -> None:
+        """Something that the loop itself has to say."""
+
+    def flush(self) -> None:
+        """Write out what still waits to be written: a checkpoint is about to be taken."""
 
     def end(self, report: Report) -> None:
         """Once, after the last step, unless an exception ended the run. Every hook counts as due."""
+
+    def failed(self, error: Exception, past: Past | None) -> None:
+        """Once, when an exception ended the run; `past` is the step that failed, if it was a step."""
 
     def close(self) -> None:
         """Once, always, even after an exception: let go of threads and files."""

@@ -1,7 +1,7 @@
 """The loop: a pure step, driven over batches, with hooks around it, and never waiting for the host."""
 
+import dataclasses
 import functools
-import math
 import time
 import warnings
 from collections import deque
@@ -13,21 +13,33 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ftrain.data import Pipeline, Prefetcher, feed
+from ftrain.coordination import Coordinator, EndOfData
+from ftrain.data import Piece, Pipeline
+from ftrain.training.agenda import Agenda
 from ftrain.training.compilation import use_compilation_cache
+from ftrain.training.fusing import Fuse, Fuser
 from ftrain.training.hook import Hook, Report, Value
-from ftrain.training.packing import PackedStep, StepMetrics
+from ftrain.training.metrics import Metrics
+from ftrain.training.objective import Batch
+from ftrain.training.program import Program
+from ftrain.training.recovery import Recoveries
+from ftrain.training.replay import Past, ReplayError, forward
+from ftrain.training.scaffold import Scaffold
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
+from ftrain.training.supply import Supply
+from ftrain.training.timing import Timing, clock
 
-IN_FLIGHT = 8  # steps dispatched but not finished; without a bound, virtual devices deadlock and memory grows
+IN_FLIGHT = 8  # calls dispatched but not finished; without a bound, virtual devices deadlock and memory grows
+FUSED_IN_FLIGHT = 2  # of calls that take several steps: one that runs, one that waits
+FINISHED = (StopIteration, EndOfData)  # what ends a run cleanly, whoever raises it
 
 
 class _Dispatched(NamedTuple):
-    """A step that the device is at work on, or about to be."""
+    """A call that the device is at work on, or about to be."""
 
-    step: int
-    metrics: StepMetrics
+    metrics: Metrics
+    piece: Piece
     due: list[Hook]
 
 
@@ -36,20 +48,34 @@ class Loop:
 
         with Loop(step, state, data, hooks=hooks) as loop:
             while not loop.should_stop():
-                loop.step()
+                loop.advance()
 
-    Entering starts the hooks, leaving ends them. After an exception `end` is not called; `close` always is. The state
-    that is passed in stays usable: the loop works on a copy.
+    Entering starts the hooks, leaving ends them. After an exception `end` is not called; `close` always is.
+    StopIteration and EndOfData, whoever raises them, end the run as the end of the data does.
+
+    Args:
+      state: to start from, or a function that makes it. A state stays usable, as the loop works on a copy, and is kept
+        to recover from; a function is called again instead, and takes no memory.
+      fuse: how many steps, up to the next one at which a hook is due, `advance` takes in one compiled call; "auto"
+        finds out by measuring. Fused or not, hooks see the same and the numbers are the same.
+      scaffold: what is done to the state before the run starts with it.
+      recoveries: how often, without getting further, a run goes on from the newest checkpoint, or from its start, after
+        an error of the runtime that may go away ("ABORTED", "UNAVAILABLE").
+      clock: tells the seconds that triggers and reports go by.
     """
 
     def __init__(
         self,
         step: Step,
-        state: TrainState,
+        state: TrainState | Callable[[], TrainState],
         data: Pipeline | Iterable[Any],
         *,
         hooks: Sequence[Hook] = (),
         mesh: Mesh | None = None,
+        fuse: Fuse = "auto",
+        scaffold: Scaffold | None = None,
+        recoveries: int = 3,
+        clock: Callable[[], float] = time.monotonic,
     ):
         use_compilation_cache()
         self.hooks = list(hooks)
@@ -58,21 +84,30 @@ class Loop:
                 raise TypeError(f"hooks must be instances of ftrain.Hook, got {hook!r}")
         self.stop_reason: str | None = None
         self.interrupted = False
-        self._data, self._mesh = data, mesh
-        self._step = PackedStep(step, mesh)
-        self._state = state
-        self._metrics = StepMetrics()  # of the newest step
         self.start_step = 0  # the step that this loop went on from
+        self.coordinator = Coordinator()
+        self.timing = Timing()
+        self._initial, self._data, self._mesh, self._clock = state, data, mesh, clock
+        self._scaffold = scaffold or Scaffold()
+        self._recoveries = Recoveries(recoveries)
+        self._step, self._program = step, Program(step, mesh)
+        self._fuser = Fuser(fuse, self._program, self.coordinator)
+        self._supply: Supply | None = None
+        self._state: TrainState | None = None
         self._count = 0
-        self._batches: Prefetcher | None = None
+        self._metrics = Metrics(0, 0)  # of the newest call
         self._in_flight: deque[_Dispatched] = deque()
+        self._agenda = Agenda(self.hooks)
         self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
-        self._fired = [0.0] * len(self.hooks)  # when each hook was due last
-        self._next_count = self._next_time = 0.0  # the step and the moment at which some hook is due next
+        self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
+        self._told_to_stop = False
+        self._suspect: int | None = None  # the step that is being computed or waited for
 
     @property
     def state(self) -> TrainState:
         """The state after the newest step. The next step writes over it: copy what you keep."""
+        if self._state is None:
+            raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
         return self._state
 
     @property
@@ -82,10 +117,11 @@ class Loop:
 
     def report(self) -> Report:
         """What hooks are told after the newest step; reading its metrics waits for the device."""
-        return self._report(self._count, self._metrics, due=[])
+        return self._report(self._metrics, due=[])
 
     def should_stop(self) -> bool:
-        return self.stop_reason is not None
+        self._told_to_stop = self.stop_reason is not None or self.coordinator.should_stop()
+        return self._told_to_stop
 
     def request_stop(self, reason: str = "asked to") -> None:
         """End the loop before its next step. The first reason given is kept."""
@@ -96,122 +132,264 @@ class Loop:
         self.interrupted = True
         self.request_stop(reason)
 
+    def flush(self) -> None:
+        """Have all hooks write out what still waits to be written."""
+        for hook in self.hooks:
+            hook.flush()
+
+    def flops(self) -> float | None:
+        """Floating-point operations of one step as compiled, if the compiler tells."""
+        return self._program.flops()
+
+    def past(self, step: int) -> Past:
+        """An earlier step, to be looked at again."""
+        return Past(
+            step,
+            take=self._step,
+            batch=functools.partial(self._batch_of, step),
+            start=self._starting_state,
+            state=functools.partial(self._state_before, step),
+            identity=self._data.identity(step - 1) if isinstance(self._data, Pipeline) else {},
+        )
+
+    def step(self) -> None:
+        """One step: dispatched to the device, not waited for."""
+        self._guarded(lambda: self._take(1))
+
+    def advance(self) -> None:
+        """The steps up to the next one at which a hook is due, or a part of them, in one compiled call."""
+        self._guarded(lambda: self._take(self._agenda.next_step - self._count))
+        if self._fuser.trial is not None and self.stop_reason is None:
+            self._guarded(self._explore)
+
     def __enter__(self) -> Self:
         try:
-            self._begin()
+            self._guarded(self._begin, again=False)
         except BaseException as error:
             self._close(error)
             raise
         return self
 
-    def step(self) -> None:
-        """One step: dispatched to the device, not waited for."""
-        if self._batches is None:
-            raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self.request_stop("the data ended")
-            return
-        self._state, self._metrics = self._step(self._state, batch)
-        self._count += 1
-        due = self._due() if self._count >= self._next_count or time.monotonic() >= self._next_time else []
-        self._in_flight.append(_Dispatched(self._count, self._metrics, due))
-        self._settle(0 if any(hook.needs_state for hook in due) else IN_FLIGHT)
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
+        if isinstance(error, FINISHED):
+            self.request_stop("the data ended")
+            error = None
         if error is None:
             try:
+                self.coordinator.raise_requested_exception()
                 self._end()
             except BaseException as failure:
                 self._close(failure)
                 raise
         self._close(error)
+        return error is None
 
-    def _begin(self) -> None:
-        state = self._place(self._state)
-        for hook in self.hooks:
-            state = hook.start(state)
-        self._state = state
-        self._count = self.start_step = int(state.step)
-        self._batches = feed(self._data, self._count)
+    def _guarded(self, take: Callable[[], None], *, again: bool = True) -> None:
+        """Call `take`; after an error that can be retried, begin anew and, if it is to be called `again`, do so."""
+        if again and self._told_to_stop:
+            self.coordinator.raise_requested_exception()
+            raise RuntimeError(f"the run has been stopped: {self.stop_reason}")
+        while True:
+            try:
+                return take()
+            except FINISHED:
+                if not again:
+                    raise
+                return self.request_stop("the data ended")
+            except Exception as error:
+                if not self._recoveries.allow(error, self._count):
+                    raise
+                if again:
+                    self._guarded(functools.partial(self._begin, after=error), again=False)
+
+    def _begin(self, after: Exception | None = None) -> None:
+        """Start from the newest checkpoint, or from the beginning; also `after` an error."""
+        before = self._count
+        self._close_supply()
+        self._in_flight.clear()
+        self._state = self._starting_state()
+        self._count = self.start_step = int(self._state.step)
+        self._metrics = Metrics(self._count, self._count)
+        self._metrics.time = self._clock()
         if self._count and not isinstance(self._data, Pipeline):
             warnings.warn(
                 f"resuming at step {self._count} with data that cannot be asked for a step: it gives its batches from "
                 "where it stands; a Pipeline would repeat the run exactly",
                 stacklevel=2,
             )
-        self._fired = [time.monotonic()] * len(self.hooks)
-        self._look_ahead()
         report = self.report()
         for hook in self.hooks:
             hook.begin(report)
+        if after is not None:
+            self._notice(f"after step {before}: {after!s:.200}\ngoing on from step {self._count}")
+        whens = [hook.when for hook in self.hooks]
+        self._fuser.begin(whens, self._count)
+        if self._feeders and self._fuser.give_up():
+            names = ", ".join(type(hook).__name__ for hook in self._feeders)
+            self._notice(f"steps are not fused: before each of them a hook changes the batch ({names})")
+        self._agenda = Agenda(self.hooks, self._count, self._clock())
+        self._supply = Supply(self._data, self._count, whens, lambda: self._fuser.length, self._program.put)
+
+    def _take(self, most: float) -> None:
+        """Take the next steps, at most so many."""
+        started = clock()
+        if self._supply is None:
+            raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
+        piece = self._supply.take(most)
+        self.timing.data += clock() - started
+        self._dispatch(piece)
+
+    def _dispatch(self, piece: Piece) -> None:
+        if self._feeders:
+            piece = dataclasses.replace(piece, batch=self._fed(piece.batch))
+        started = clock()
+        self._suspect, self._piece = self._count + 1, piece
+        self._state, self._metrics = self._program(self.state, piece, self._count + 1)
+        self._suspect = None
+        self.timing.dispatch += clock() - started
+        self._count += piece.count
+        self._metrics.time = self._clock()
+        due = self._agenda.due(self._count, self._metrics.time)
+        self._in_flight.append(_Dispatched(self._metrics, piece, due))
+        waits = any(hook.needs_state for hook in due)
+        self._settle(0 if waits else IN_FLIGHT if piece.count == 1 else FUSED_IN_FLIGHT)
+
+    def _settle(self, in_flight: int) -> None:
+        """Wait until at most `in_flight` calls are unfinished, and tell the hooks of the finished ones, in order."""
+        while len(self._in_flight) > in_flight or (self._in_flight and self._in_flight[0].metrics.is_ready()):
+            metrics, piece, due = self._in_flight[0]
+            started = clock()
+            self._suspect = metrics.first
+            metrics.wait()
+            self._suspect = None
+            self.timing.device += clock() - started
+            for hook in self._watchers:
+                self._watch(hook, metrics)
+            if due:
+                report = self._report(metrics, due, piece.examples)
+                for hook in due:
+                    with self.timing.measure(type(hook).__name__):
+                        hook.after_step(report)
+                self._agenda.look_ahead(self._count)  # they may have changed their triggers
+            self._in_flight.popleft()
+
+    def _watch(self, hook: Hook, metrics: Metrics) -> None:
+        started = clock()
+        reason = hook.watch(metrics)
+        self.timing.add(type(hook).__name__, clock() - started)
+        if reason is not None:
+            self.request_stop(reason)
+
+    def _explore(self) -> None:
+        """Find out whether fused steps are faster, if it is time to."""
+        trial = self._fuser.trial
+        if trial is None or self._supply is None:
+            return
+        if trial.is_mark():
+            self._settle(0)
+            self._fuser.measure(self.timing, self.state, self._piece)
+        elif trial.is_ready() and self._agenda.next_step - self._count >= trial.length:
+            pieces = self._supply.take_singles(trial.length)
+            self._settle(0)
+            result = trial.take(self.state, pieces) if pieces else None
+            spent = self.timing.dispatch + self.timing.device
+            for piece in pieces:
+                self._dispatch(piece)
+            self._settle(0)
+            notice = self._fuser.judge(result, self.state, self.timing.dispatch + self.timing.device - spent)
+            if notice:
+                self._notice(notice)
+
+    def _fed(self, batch: Batch) -> Batch:
+        """The batch with what hooks put into it."""
+        report, fed = self.report(), {}
+        for hook in self._feeders:
+            entries = hook.before_step(report, batch) or {}
+            if twice := [name for name in entries if name in fed]:
+                raise RuntimeError(f"{twice[0]} is fed by two hooks; {type(hook).__name__} is the second")
+            fed.update(entries)
+        if fed and not isinstance(batch, Mapping):
+            raise TypeError(f"{', '.join(fed)} cannot be fed: the batch is a {type(batch).__name__}, not a dict")
+        return {**batch, **fed} if fed else batch
 
     def _end(self) -> None:
         self._settle(0)
-        report = self._report(self._count, self._metrics, due=self.hooks)
-        _call_all([functools.partial(hook.end, report) for hook in self.hooks])
+        report = self._report(self._metrics, due=self.hooks)
 
-    def _due(self) -> list[Hook]:
-        """The hooks that are due after the newest step."""
-        now = time.monotonic()
-        due = [i for i, hook in enumerate(self.hooks) if hook.when.due(self._count, now - self._fired[i])]
-        for i in due:
-            self._fired[i] = now
-        self._look_ahead()
-        return [self.hooks[i] for i in due]
+        def end(hook: Hook) -> None:
+            with self.timing.measure(type(hook).__name__):
+                hook.end(report)
 
-    def _settle(self, in_flight: int) -> None:
-        """Wait until at most `in_flight` steps are unfinished, and tell the hooks of the finished ones, in order."""
-        while len(self._in_flight) > in_flight or (self._in_flight and self._in_flight[0].metrics.is_ready()):
-            step, metrics, due = self._in_flight.popleft()
-            metrics.wait()
-            for hook in self._watchers:
-                hook.watch(step, metrics)
-            if due:
-                report = self._report(step, metrics, due)
-                for hook in due:
-                    hook.after_step(report)
+        _call_all([functools.partial(end, hook) for hook in self.hooks])
 
-    def _look_ahead(self) -> None:
-        """Find out when a hook is due next, so that no step before has to ask."""
-        whens = [hook.when for hook in self.hooks]
-        self._next_count = min((when.next(self._count) for when in whens), default=math.inf)
-        moments = [fired + when.patience for fired, when in zip(self._fired, whens, strict=True)]
-        self._next_time = min(moments, default=math.inf)
+    def _report(self, metrics: Metrics, due: Sequence[Hook], examples: int = 0) -> Report:
+        step = metrics.last
 
-    def _report(self, step: int, metrics: StepMetrics, due: Sequence[Hook]) -> Report:
         def publish(values: Mapping[str, Value]) -> None:
             for hook in self.hooks:
-                if hook not in due:
-                    hook.receive(step, values)
+                reason = hook.receive(step, values) if hook not in due else None
+                if reason is not None:
+                    self.request_stop(reason)
 
-        return Report(
-            step,
-            self._state if not due or any(hook.needs_state for hook in due) else None,
-            metrics,
-            publish=publish,
-            request_stop=self.request_stop,
-            interrupted=self.interrupted,
-        )
+        has_state = not due or any(hook.needs_state for hook in due)
+        state = self._state if has_state else None
+        return Report(self, step, state, metrics, examples=examples, publish=publish)
 
-    def _place(self, state: TrainState) -> TrainState:
-        """A copy of the state, on the mesh: the step may write over it and the caller's stays whole."""
+    def _notice(self, text: str) -> None:
+        for hook in self.hooks:
+            hook.notice(text)
+
+    def _batch_of(self, step: int) -> Batch:
+        """The batch that a step was given."""
+        for metrics, piece, _ in self._in_flight:
+            if metrics.first <= step <= metrics.last:
+                return piece.split()[step - metrics.first].batch
+        if step == self._count + 1 and self._suspect == step:
+            return self._piece.split()[0].batch
+        if isinstance(self._data, Pipeline):
+            return self._data.batch(step - 1)
+        raise ReplayError(f"the batch of step {step} is gone, and the data cannot be asked for it")
+
+    def _state_before(self, step: int) -> TrainState:
+        if step == self._count + 1 and _is_alive(self.state):
+            return jax.tree.map(jnp.copy, self.state)
+        return forward(self._program, self._starting_state(), self._data, step)
+
+    def _starting_state(self) -> TrainState:
+        return self._scaffold.prepare(self._first_state, self.hooks)
+
+    def _first_state(self) -> TrainState:
+        """On the mesh, and a copy, so that the step may write over it and the caller's stays whole."""
+        state = self._initial if isinstance(self._initial, TrainState) else self._initial()
         if self._mesh is not None and self._mesh.size > 1:
             state = jax.device_put(state, NamedSharding(self._mesh, PartitionSpec()))
         return jax.tree.map(jnp.copy, state)
 
+    def _close_supply(self) -> None:
+        if self._supply is not None:
+            self._supply.close()
+
     def _close(self, error: BaseException | None) -> None:
-        """Close the feed and all hooks. What fails in it never hides the error that ended the run."""
-        feeds = [] if self._batches is None else [self._batches.close]
+        """Close all that is open. What fails in it never hides the error that ended the run."""
+        closing: list[Callable[[], None]] = [self._close_supply]
+        if isinstance(error, Exception) and self._state is not None:
+            step = getattr(error, "step", self._suspect)
+            past = None if step is None else self.past(step)
+            closing += [functools.partial(hook.failed, error, past) for hook in self.hooks]
+        closing += [hook.close for hook in reversed(self.hooks)]
         try:
-            _call_all([*feeds, *(hook.close for hook in reversed(self.hooks))])
+            _call_all([*closing, self.coordinator.request_stop, self.coordinator.join])
         except Exception as failure:
             if error is None:
                 raise
-            error.add_note(f"closing failed too: {failure!r}")
+            if failure is not error:
+                error.add_note(f"closing failed too: {failure!r}")
+
+
+def _is_alive(state: TrainState) -> bool:
+    return not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def _call_all(functions: Sequence[Callable[[], None]]) -> None:

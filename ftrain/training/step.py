@@ -91,21 +91,33 @@ def make_step(
         own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **skips}
         return new_state, {**own, **metrics, **own}  # ours come first, and a metric of the same name gives way
 
+    def gradients_of(state: TrainState, batch: Batch) -> tuple[jax.Array, Metrics, Tree, Tree]:
+        return differentiate(objective, state, batch, jax.random.fold_in(state.rng, state.step), accumulate)
+
+    step.differentiate = gradients_of  # pyright: ignore[reportFunctionMemberAccess] - for who looks for a NaN
     return step
 
 
 def compile_step(
-    step: Callable[[TrainState, Batch], tuple[TrainState, M]], mesh: Mesh | None = None
+    step: Callable[[TrainState, Batch], tuple[TrainState, M]], mesh: Mesh | None = None, *, stacked: bool = False
 ) -> Callable[[TrainState, Batch], tuple[TrainState, M]]:
     """`step` compiled, its state updated in place: the state that goes in cannot be used again.
 
-    On a mesh the state is replicated and the batch is split along its first axis.
+    On a mesh the state is replicated and the batch is split along its first axis; if the batches of several steps are
+    `stacked`, along its second.
     """
-    if mesh is None or mesh.size == 1:
+    split = batch_sharding(mesh, stacked=stacked)
+    if mesh is None or split is None:
         return jax.jit(step, donate_argnums=0)
     replicated = NamedSharding(mesh, PartitionSpec())
-    split = NamedSharding(mesh, PartitionSpec(meshes.DATA))
     return jax.jit(step, donate_argnums=0, in_shardings=(replicated, split), out_shardings=replicated)
+
+
+def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding | None:
+    """How a batch is split over a mesh; None if there is only one device."""
+    if mesh is None or mesh.size == 1:
+        return None
+    return NamedSharding(mesh, PartitionSpec(None, meshes.DATA) if stacked else PartitionSpec(meshes.DATA))
 
 
 def _average(state: TrainState, params: Tree, decay: float | None) -> Tree | None:

@@ -1,0 +1,49 @@
+"""Following: checkpoints as they appear in a directory that another process writes."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ftrain.checkpoints.manager import CheckpointManager
+
+POLL = 0.5  # seconds between two looks at the directory
+
+
+def wait_for_checkpoint(
+    directory: str | Path,
+    *,
+    after: int = -1,
+    timeout: float | None = None,
+    poll: float = POLL,
+    stop: Callable[[], bool] = lambda: False,
+) -> int | None:
+    """The newest step in `directory` as soon as there is one after step `after`; None when the time is up.
+
+    Waits at most `timeout` seconds, for ever if that is None, and only until `stop` says so.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    manager = CheckpointManager(directory)
+    while True:
+        newest = manager.latest()
+        if newest is not None and newest > after:
+            return newest
+        if stop() or (deadline is not None and time.monotonic() >= deadline):
+            return None
+        time.sleep(poll if deadline is None else min(poll, max(0.0, deadline - time.monotonic())))
+
+
+def checkpoints_iterator(
+    directory: str | Path,
+    *,
+    after: int = -1,
+    timeout: float | None = None,
+    poll: float = POLL,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[int]:
+    """Each new checkpoint's step, as it appears; ends when none has appeared for `timeout` seconds, or `stop` says so.
+
+    If several have appeared since the last one was taken, only the newest is given.
+    """
+    step: int | None = after
+    while (step := wait_for_checkpoint(directory, after=step, timeout=timeout, poll=poll, stop=stop)) is not None:
+        yield step

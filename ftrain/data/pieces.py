@@ -1,0 +1,107 @@
+"""Pieces: what one call of a compiled step is given, a batch or the batches of several steps stacked to one."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ftrain.data.pipeline import Pipeline
+from ftrain.data.shapes import ShapeWatch
+
+CHUNK_BYTES = 1 << 20  # small batches are read several at a time, up to this many bytes
+CHUNK_STEPS = 16
+
+Put = Callable[[Any, int], Any]  # (batch, steps in it) -> the same on the devices
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """The input of `count` steps; if there are several, their batches are stacked along a new first axis."""
+
+    count: int
+    batch: Any
+    kind: int = 0  # the number of the form that a batch of it has
+    examples: int = 0  # in a batch
+
+    def split(self) -> "list[Piece]":
+        """One piece for each step."""
+        if self.count == 1:
+            return [self]
+        return [
+            dataclasses.replace(self, count=1, batch=jax.tree.map(lambda leaf, at=at: leaf[at], self.batch))
+            for at in range(self.count)
+        ]
+
+
+def stack(pieces: list[Piece]) -> Piece:
+    """Pieces of one step each, and of one form, as one piece."""
+    batch = jax.tree.map(_stack, *(piece.batch for piece in pieces))
+    return dataclasses.replace(pieces[0], count=len(pieces), batch=batch)
+
+
+def pieces(
+    data: Pipeline | Iterable[Any], start: int, lengths: Iterator[int], put: Put = lambda batch, count: batch
+) -> Iterator[list[Piece]]:
+    """The input from step `start` on, in pieces of the given lengths, several of them at a time."""
+    watch = ShapeWatch()
+    made = (
+        _from_pipeline(data, start, lengths)
+        if isinstance(data, Pipeline)
+        else _from_batches(data, start, lengths, watch)
+    )
+    step = start
+    for several in made:
+        ready: list[Piece] = []
+        for piece in several:
+            single = piece.batch if piece.count == 1 else jax.tree.map(lambda leaf: leaf[0], piece.batch)
+            kind = watch.kind(single, step)
+            ready.append(Piece(piece.count, put(piece.batch, piece.count), kind, _examples(single)))
+            step += piece.count
+        yield ready
+
+
+def _from_pipeline(pipeline: Pipeline, step: int, lengths: Iterator[int]) -> Iterator[list[Piece]]:
+    """Single steps are read several at a time, and the steps of a piece together: a large read is cheaper than many."""
+    chunk = _chunk_size(pipeline)
+    for length, run in itertools.groupby(lengths):
+        if length == 1:
+            while several := len(list(itertools.islice(run, chunk))):
+                yield Piece(several, pipeline.batches(step, several)).split()
+                step += several
+        else:
+            for _ in run:
+                yield [Piece(length, pipeline.batches(step, length))]
+                step += length
+
+
+def _from_batches(
+    batches: Iterable[Any], step: int, lengths: Iterator[int], watch: ShapeWatch
+) -> Iterator[list[Piece]]:
+    stream = iter(batches)
+    for length in lengths:
+        several = [Piece(1, batch) for batch in itertools.islice(stream, length)]
+        if not several:
+            return
+        kinds = {watch.kind(piece.batch, step + at) for at, piece in enumerate(several)} if length > 1 else {0}
+        fits = len(several) == length > 1 and len(kinds) == 1
+        yield [stack(several)] if fits else several
+        step += len(several)
+
+
+def _stack(*leaves: Any) -> Any:
+    return jnp.stack(leaves) if isinstance(leaves[0], jax.Array) else np.stack(leaves)
+
+
+def _examples(batch: Any) -> int:
+    """The length of the first axis, if all leaves share one."""
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else 0
+
+
+def _chunk_size(pipeline: Pipeline) -> int:
+    size = sum(array.nbytes for array in pipeline.batch(0).values())
+    return min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size, 1)))

@@ -1,0 +1,55 @@
+"""Shapes: a compiled step is made for batches of one form, so a batch of another form is told, and where it came."""
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class ShapeWatch:
+    """Numbers the forms of batches, in the order in which they first come.
+
+    Other dtypes or other names are an error: they are a mistake in the data. Other shapes, such as that of a smaller
+    last batch, cost a compilation each, and a warning says so.
+    """
+
+    def __init__(self) -> None:
+        self._forms: list[dict[str, tuple[str, tuple[int, ...]]]] = []
+
+    def kind(self, batch: Any, step: int) -> int:
+        """The number of a batch's form; `step` counts the steps before it."""
+        form = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): _form(leaf)
+            for path, leaf in jax.tree.leaves_with_path(batch)
+        }
+        if form in self._forms:
+            return self._forms.index(form)
+        if self._forms:
+            self._compare(form, step + 1)
+        self._forms.append(form)
+        return len(self._forms) - 1
+
+    def _compare(self, form: dict[str, tuple[str, tuple[int, ...]]], step: int) -> None:
+        first = self._forms[0]
+        if form.keys() != first.keys():
+            raise ValueError(
+                f"the batch of step {step} has {', '.join(form) or 'nothing'}; the first one had {', '.join(first)}"
+            )
+        changed = [name for name in form if form[name] != first[name]]
+        phrases = ", ".join(f"{name} is {_show(form[name])}, it was {_show(first[name])}" for name in changed)
+        if any(form[name][0] != first[name][0] for name in changed):
+            raise ValueError(f"the batch of step {step} has other dtypes than the first one: {phrases}")
+        warnings.warn(
+            f"the batch of step {step} has another shape than the first one: {phrases}; every shape is compiled anew: "
+            "pad the batches, or leave the last one out",
+            stacklevel=2,
+        )
+
+
+def _form(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    return str(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype), tuple(np.shape(leaf))
+
+
+def _show(form: tuple[str, tuple[int, ...]]) -> str:
+    return f"{form[0]}{list(form[1])}"

@@ -1,0 +1,52 @@
+"""Hooks that call a function of the user's own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ftrain.training import Hook, Report, TrainState, Trigger, every
+from ftrain.training.objective import Batch
+
+
+class Callback(Hook):
+    """Call `function(report)` when it is time. It may read, publish and ask to stop."""
+
+    def __init__(
+        self, function: Callable[[Report], Any], *, when: Trigger = every(steps=100), needs_state: bool = True
+    ):
+        self.function, self.when, self.needs_state = _checked(function), when, needs_state
+
+    def after_step(self, report: Report) -> None:
+        self.function(report)
+
+
+class FeedBatch(Hook):
+    """Put what `function(step)` answers, a dict of arrays, into the batch of every step; `step` counts from 0.
+
+    Two hooks that feed the same entry are an error; an entry that the data have too is replaced, which the reference
+    refuses. Raise StopIteration to end the run. Steps are not fused.
+    """
+
+    def __init__(self, function: Callable[[int], Mapping[str, Any]]):
+        self.function = _checked(function)
+
+    def before_step(self, report: Report, batch: Batch) -> Mapping[str, Any]:
+        return self.function(report.step)
+
+
+class FinalOps(Hook):
+    """Call `function(state)` at the end of a run and keep the answer as `result`; numbers in a dict are published."""
+
+    def __init__(self, function: Callable[[TrainState], Any]):
+        self.function = _checked(function)
+        self.result: Any = None
+
+    def end(self, report: Report) -> None:
+        self.result = self.function(report.state)
+        if isinstance(self.result, Mapping):
+            report.publish({name: value for name, value in self.result.items() if isinstance(value, (int, float, str))})
+
+
+def _checked(function: Any) -> Any:
+    if not callable(function):
+        raise TypeError(f"a function is needed, got {function!r}")
+    return function

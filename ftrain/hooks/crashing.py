@@ -1,0 +1,24 @@
+"""The hook that keeps a step that failed."""
+
+from pathlib import Path
+
+from ftrain.training import Hook
+from ftrain.training.crash import write_crash
+from ftrain.training.replay import Past
+
+
+class CrashBundle(Hook):
+    """When a step fails, or a NaN is found, keep in `directory`/crash/<step> all that it takes to see it again.
+
+    That is the state before the step, taken again from the newest checkpoint or the start, for a minute at most; the
+    batch and what it was made of; the rng, the message and the versions. `ftrain replay` takes the step again.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+
+    def failed(self, error: Exception, past: Past | None) -> None:
+        if past is None:
+            return
+        crash = write_crash(self.directory, error, past)
+        error.add_note(f"kept in {crash.directory}; to see it again: ftrain replay {self.directory}")

@@ -1,0 +1,117 @@
+"""The crash bundle: all that is needed to take a step that failed again."""
+
+import importlib.metadata
+import json
+import platform
+import shutil
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ftrain.checkpoints import CheckpointManager
+from ftrain.training.objective import Batch
+from ftrain.training.replay import Past, ReplayError
+from ftrain.training.state import TrainState
+from ftrain.tree import named_leaves
+
+CRASHES = "crash"  # the directory of bundles, inside a run's
+_FACTS, _BATCH, _STATE = "crash.json", "batch.npz", "state"
+_VERSIONS = ("ftrain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A bundle as it stands on disk."""
+
+    directory: Path
+    facts: Mapping[str, Any]  # what crash.json says
+
+    @property
+    def step(self) -> int:
+        """The step that failed."""
+        return self.facts["step"]
+
+    def state(self, like: TrainState) -> TrainState:
+        """The newest state before the step that could be had; its own `step` says of when it is."""
+        return CheckpointManager(self.directory / _STATE).restore(like=like)
+
+    def batch(self, like: Batch) -> Batch | None:
+        """What the step was given, in the structure of another batch, if it was kept."""
+        if not (self.directory / _BATCH).exists():
+            return None
+        with np.load(self.directory / _BATCH) as arrays:
+            return jax.tree.unflatten(
+                jax.tree.structure(like), [arrays[f"batch/{name}"] for name in named_leaves(like)]
+            )
+
+
+def write_crash(run: Path, error: Exception, past: Past) -> Crash:
+    """Write the bundle of a step that failed to the run's directory, in the place of an older one of the same step."""
+    beside = run / CRASHES / f"{past.step}.new"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    notes = [*_keep_batch(beside, past)]
+    state = _state_before(past, notes)
+    CheckpointManager(beside / _STATE).save(int(state.step), state)
+    facts = {
+        "step": past.step,
+        "error": type(error).__name__,
+        "message": str(error),
+        "traceback": traceback.format_exception(error),
+        "state_step": int(state.step),
+        "rng": np.asarray(jax.random.key_data(state.rng)).tolist(),
+        "batch": dict(past.identity),
+        "notes": notes,
+        "time": time.time(),
+        "versions": versions(),
+    }
+    (beside / _FACTS).write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    final = beside.with_suffix("")
+    shutil.rmtree(final, ignore_errors=True)
+    beside.rename(final)
+    return Crash(final, facts)
+
+
+def read_crash(run: Path, step: int | None = None) -> Crash:
+    """The bundle of a step, or the newest one; LookupError if there is none."""
+    there = sorted(int(path.name) for path in (run / CRASHES).glob("*") if path.name.isdecimal())
+    if not there:
+        raise LookupError(f"{run}: there is no crash to replay; {run / CRASHES} has no bundle")
+    if step is not None and step not in there:
+        raise LookupError(f"{run}: there is no crash of step {step}; there are {', '.join(map(str, there))}")
+    if step is None:
+        step = max(there, key=lambda each: (run / CRASHES / str(each) / _FACTS).stat().st_mtime)
+    directory = run / CRASHES / str(step)
+    return Crash(directory, json.loads((directory / _FACTS).read_text(encoding="utf-8")))
+
+
+def versions() -> dict[str, str]:
+    """What a step was computed with."""
+    found = {name: importlib.metadata.version(name) for name in _VERSIONS}
+    devices = f"{jax.device_count()} {jax.devices()[0].device_kind}"
+    return found | {"python": platform.python_version(), "platform": platform.platform(), "devices": devices}
+
+
+def _keep_batch(directory: Path, past: Past) -> list[str]:
+    try:
+        arrays: dict[str, Any] = {
+            f"batch/{name}": np.asarray(leaf) for name, leaf in named_leaves(past.batch()).items()
+        }
+        np.savez(directory / _BATCH, **arrays)
+    except ReplayError as reason:
+        return [str(reason)]
+    return []
+
+
+def _state_before(past: Past, notes: list[str]) -> TrainState:
+    try:
+        return past.state()
+    except ReplayError as reason:
+        notes.append(str(reason))
+        return past.start()

@@ -1,0 +1,42 @@
+"""Metrics of a call: of one step, or of several fused ones, in one array, because each one returned costs time."""
+
+import jax
+import numpy as np
+
+
+class Metrics:
+    """The metrics of steps `first` to `last`. They stay on the device until they are read, once for all hooks."""
+
+    def __init__(self, first: int, last: int, names: tuple[str, ...] = (), packed: jax.Array | None = None):
+        self.first, self.last = first, last
+        self.time = 0.0  # in seconds, when they were dispatched
+        self.names = names
+        self._packed = packed  # (metrics,) of one step, or (steps, metrics)
+        self._table: np.ndarray | None = None
+
+    def table(self) -> np.ndarray:
+        """One row for each step, one column for each name; waits for the device."""
+        if self._table is None:
+            steps = self.last - self.first + 1
+            self._table = np.asarray(() if self._packed is None else self._packed).reshape(steps, len(self.names))
+            self._packed = None  # the numbers are here: let go of the array
+        return self._table
+
+    def column(self, name: str) -> np.ndarray:
+        """One metric, a number for each step; waits for the device."""
+        if name not in self.names:
+            raise KeyError(f"there is no metric {name}; there are {', '.join(sorted(self.names)) or 'none yet'}")
+        return self.table()[:, self.names.index(name)]
+
+    def row(self, step: int) -> dict[str, float]:
+        """Every metric of a step by its name; waits for the device."""
+        return dict(zip(self.names, self.table()[step - self.first].tolist(), strict=True)) if self.names else {}
+
+    def wait(self) -> None:
+        """Wait until the steps have been computed."""
+        if self._packed is not None:
+            self._packed.block_until_ready()
+
+    def is_ready(self) -> bool:
+        """Whether the steps have been computed."""
+        return self._packed is None or self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue] - no stub

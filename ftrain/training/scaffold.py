@@ -1,0 +1,57 @@
+"""The scaffold: how a run comes by the state that it starts from."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ftrain.training.hook import Hook
+from ftrain.training.state import TrainState
+
+
+class NotReadyError(RuntimeError):
+    """A state that is not fit to start from."""
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """What is done to a state before a run starts with it: restored, or else initialised, then made ready.
+
+    All of it is done again when a run recovers. `init_fn(state)` is called if no hook has restored a checkpoint,
+    `local_init_fn(state)` always, after it; both answer with a state. `ready_fn(state)` then answers with a text that
+    says why the state is not ready, or with None.
+
+    With `wait_secs` nothing is initialised here: a process that is not the chief waits so long for the chief's first
+    checkpoint.
+    """
+
+    init_fn: Callable[[TrainState], TrainState] | None = None
+    local_init_fn: Callable[[TrainState], TrainState] | None = None
+    ready_fn: Callable[[TrainState], str | None] | None = None
+    wait_secs: float | None = None
+    poll_secs: float = 0.5
+
+    def prepare(self, initial: Callable[[], TrainState], hooks: Sequence[Hook]) -> TrainState:
+        """The state to start from; `initial` makes the one before the first step."""
+        state = self._restore(initial(), hooks)
+        if self.local_init_fn is not None:
+            state = self.local_init_fn(state)
+        reason = None if self.ready_fn is None else self.ready_fn(state)
+        if reason is not None:
+            raise NotReadyError(f"the state of step {int(state.step)} is not ready: {reason}")
+        return state
+
+    def _restore(self, state: TrainState, hooks: Sequence[Hook]) -> TrainState:
+        deadline = time.monotonic() + (self.wait_secs or 0.0)
+        while True:
+            started = state
+            for hook in hooks:
+                started = hook.start(started)
+            if started is not state:
+                return started
+            if self.wait_secs is None:
+                return state if self.init_fn is None else self.init_fn(state)
+            if time.monotonic() >= deadline:
+                raise NotReadyError(
+                    f"no checkpoint to start from appeared within {self.wait_secs:g} s; is the chief running?"
+                )
+            time.sleep(min(self.poll_secs, max(0.0, deadline - time.monotonic())))
