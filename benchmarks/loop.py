@@ -11,12 +11,9 @@ Keras 3 is installed (pip install keras).
 """
 
 import argparse
-import importlib.util
 import itertools
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from ftrain import averages as averages
     from ftrain import checkpoints as checkpoints
     from ftrain import cluster as cluster
+    from ftrain import coordination as coordination
     from ftrain import data as data
     from ftrain import formats as formats
     from ftrain import gradients as gradients
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ftrain import tasks as tasks
     from ftrain import training as training
     from ftrain import tree as tree
+    from ftrain.evaluation import evaluate_checkpoints as evaluate_checkpoints
     from ftrain.optimizers import apply_updates as apply_updates
     from ftrain.run import Run as Run
     from ftrain.run import train as train
@@ -32,6 +34,7 @@ _ROOMS = (
     "averages",
     "checkpoints",
     "cluster",
+    "coordination",
     "data",
     "formats",
     "gradients",
@@ -49,6 +52,7 @@ _NAMES = {
     "TrainState": "ftrain.training",
     "apply_updates": "ftrain.optimizers",
     "compile_step": "ftrain.training",
+    "evaluate_checkpoints": "ftrain.evaluation",
     "every": "ftrain.training",
     "make_step": "ftrain.training",
     "train": "ftrain.run",

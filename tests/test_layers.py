@@ -22,7 +22,7 @@ LAYERS = [
     ["data", "checkpoints", "summaries"],
     ["training"],
     ["hooks"],
-    ["run"],
+    ["run", "evaluation"],
     ["tasks"],
     ["config"],
     ["migration"],

@@ -9,7 +9,7 @@ from regression import WEIGHTS, init_params, loss_fn, make_arrays
 
 import ftrain
 from ftrain.checkpoints import CheckpointManager
-from ftrain.hooks import CheckpointSaver, Evaluator, Logging, StepCounter, StopOnNaN, SummarySaver
+from ftrain.hooks import CheckpointSaver, CrashBundle, Evaluator, Logging, StepCounter, StopOnNaN, SummarySaver
 from ftrain.summaries import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -61,7 +61,7 @@ def test_a_hook_takes_the_place_of_the_default_of_its_class(pipeline, tmp_path):
     state = ftrain.TrainState.create(init_params(), MOMENTUM)
     run = ftrain.Run(step, state, pipeline, directory=tmp_path, hooks=[saver, QUIET])
     kinds = [type(hook) for hook in run.hooks]
-    assert kinds == [StopOnNaN, StepCounter, Logging, SummarySaver, CheckpointSaver]
+    assert kinds == [StopOnNaN, StepCounter, CrashBundle, Logging, SummarySaver, CheckpointSaver]
     assert run.hooks[-1] is saver
 
 

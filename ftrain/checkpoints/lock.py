@@ -20,7 +20,7 @@ def hold(path: Path, what: str) -> IO[str]:
         lock.seek(0)
         holder = lock.read().strip()
         lock.close()
-        raise InUseError(f"{what} by process {holder} already; wait for it, or choose another directory") from None
+        raise InUseError(f"{what} by process {holder}; wait for it, or choose another directory") from None
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")
     lock.flush()

@@ -11,6 +11,7 @@ from ftrain import __version__
 from ftrain.cli.check import check
 from ftrain.cli.evaluate import evaluate
 from ftrain.cli.migrate import migrate
+from ftrain.cli.replay import replay
 from ftrain.cli.schedule import schedule
 from ftrain.cli.schema import schema
 from ftrain.cli.train import train
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(check)
+app.command()(replay)
 app.command()(schedule)
 app.command()(schema)
 app.command()(migrate)
@@ -64,7 +66,7 @@ def main() -> None:
         if code is None or "--traceback" in sys.argv:
             raise
         hint = "\nftrain --traceback ... shows where" if error.__cause__ and "\n" not in str(error) else ""
-        _fail(f"{error}{hint}", code)
+        _fail("\n".join([f"{error}{hint}", *getattr(error, "__notes__", [])]), code)
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -77,6 +79,7 @@ def _exit_code(error: Exception) -> int | None:
 
 _EXIT_CODES = {
     "ftrain.config.load.ConfigError": 2,
+    "ftrain.checkpoints.lock.InUseError": 2,
     "ftrain.checkpoints.manager.CheckpointError": 2,
     "ftrain.hooks.stopping.NotFiniteError": 1,
 }

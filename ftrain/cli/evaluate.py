@@ -9,19 +9,39 @@ import typer
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/digits.")],
     step: Annotated[int | None, typer.Option(help="The checkpoint to evaluate; the newest if not given.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Evaluate each new checkpoint as it appears, until the run's last step.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(help="With --follow: end when no checkpoint has appeared for so many seconds.")
+    ] = None,
 ) -> None:
-    """Evaluate a checkpoint of a run."""
-    from ftrain.config import ConfigError, build, load, plan
-    from ftrain.config.run_directory import CONFIG
+    """Evaluate a checkpoint of a run, or follow a run and evaluate all of them."""
+    from ftrain.cli.runs import open_run
+    from ftrain.config import ConfigError
+    from ftrain.evaluation import evaluate_checkpoints
     from ftrain.hooks.console import format_values
     from ftrain.training import use_compilation_cache
 
-    if not (run / CONFIG).exists():
-        raise ConfigError(f"{run / CONFIG}: there is no such file; RUN is a directory that `ftrain train` made")
+    if follow and step is not None:
+        raise typer.BadParameter("--step and --follow exclude each other")
     use_compilation_cache()
-    job = build(plan(load(run / CONFIG)), directory=run)
-    if job.evaluator is None:
+    job = open_run(run)
+    if job.evaluator is None or job.task.evaluate is None:
         raise ConfigError(f"{run}: the task {job.plan.top['task']} has no evaluation")
-    state = job.saver.manager.restore(like=job.initial_state(), step=step)
-    measured = job.evaluator.measure(state)
-    typer.echo(f"step {int(state.step)}: {format_values(measured)}")
+    like = job.initial_state()
+    if not follow:
+        state = job.saver.manager.restore(like=like, step=step)
+        typer.echo(f"step {int(state.step)}: {format_values(job.evaluator.measure(state))}")
+        return
+    evaluated = evaluate_checkpoints(
+        job.saver.manager.directory,
+        job.task.evaluate,
+        like,
+        use_averages=job.evaluator.use_averages,
+        write_to=run / "eval",
+        last_step=job.steps,
+        timeout=timeout,
+    )
+    for number, measured in evaluated:
+        typer.echo(f"step {number}: {format_values(measured)}")

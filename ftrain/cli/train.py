@@ -11,6 +11,8 @@ import typer
 
 from ftrain.cli.arguments import ConfigPath, Overrides
 
+process_started = time.monotonic()  # nearly: nothing heavy has been imported yet
+
 if TYPE_CHECKING:
     from ftrain.config import Job
     from ftrain.run import Run
@@ -22,6 +24,7 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on in a run directory that holds another config.")
     ] = False,
+    timing: Annotated[bool, typer.Option("--timing", help="At the end, show where the time went.")] = False,
 ) -> None:
     """Train what CONFIG describes; the same command again resumes.
 
@@ -29,6 +32,7 @@ def train(
     """
     from rich.console import Console
 
+    from ftrain.cli.first_step import FirstStep
     from ftrain.config import build, claim, load, plan
     from ftrain.hooks import ProgressBar
     from ftrain.run import Run
@@ -47,18 +51,29 @@ def train(
     with claim(job.directory, planned.resolved(), accept_changes=accept_changes):
         run = Run(
             job.step,
-            job.initial_state(),
+            job.initial_state,
             job.pipeline,
             steps=job.steps,
-            hooks=job.hooks(bar),
+            hooks=[*job.hooks(bar), FirstStep(process_started, bar or job.logging)],
             directory=job.directory,
             mesh=job.mesh,
+            fuse=job.fuse,
+            recoveries=job.recoveries,
         )
         _introduce(job, count_elements(state.params))
         with stop_on_signals(run.interrupt), run:
             while not run.should_stop():
-                run.step()
+                run.advance()
+    if timing:
+        _show_timing(run.timing.seconds())
     _conclude(job, run, time.monotonic() - started)
+
+
+def _show_timing(seconds: dict[str, float]) -> None:
+    whole = sum(seconds.values())
+    print("where the time went:")
+    for name, spent in seconds.items():
+        print(f"  {name:<24}{spent:>9.3f} s{spent / whole:>8.1%}")
 
 
 def _introduce(job: "Job", parameters: int) -> None:

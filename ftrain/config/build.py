@@ -8,15 +8,16 @@ import optax
 from jax.sharding import Mesh
 
 from ftrain.cluster import split_batch
-from ftrain.config.call import Call
+from ftrain.config.call import Call, named
 from ftrain.config.load import ConfigError
 from ftrain.config.plan import Plan
+from ftrain.config.types import parameters
 from ftrain.data import Pipeline
-from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
+from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
 from ftrain.optimizers import LearningRate
 from ftrain.run import CHECKPOINTS
 from ftrain.tasks import Task
-from ftrain.training import Hook, TrainState
+from ftrain.training import Fuse, Hook, TrainState
 from ftrain.training.objective import Metrics
 from ftrain.training.step import Step
 
@@ -34,14 +35,17 @@ class Job:
     learning_rate: LearningRate | None  # as the config says it: an optax optimizer closes over its own
     step: Step
     mesh: Mesh
+    fuse: Fuse
+    recoveries: int
     evaluator: Evaluator | None
     summaries: SummarySaver
     logging: Logging
     saver: CheckpointSaver
+    others: list[Hook]  # those that [[hooks]] names
 
     def hooks(self, console: Hook | None = None) -> list[Hook]:
         """The hooks in the order in which they must see a step; `console` takes the place of plain log lines."""
-        hooks = [self.evaluator, self.summaries, console or self.logging, self.saver]
+        hooks = [self.evaluator, *self.others, self.summaries, console or self.logging, self.saver]
         return [hook for hook in hooks if hook is not None]
 
     def initial_state(self) -> TrainState:
@@ -88,11 +92,26 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         learning_rate=rate,
         step=calls["step"].make(loss_fn=task.loss_fn, optimizer=optimizer, learning_rate=rate),
         mesh=mesh,
+        fuse=calls["step"].arguments["fuse"],
+        recoveries=calls["run"].arguments["recoveries"],
         evaluator=_evaluator(plan, task),
         summaries=calls["summary"].make(directory=home),
         logging=calls["log"].make(),
-        saver=calls["checkpoint"].make(directory=home / CHECKPOINTS),
+        saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
+        others=[_hook(call, home) for call in plan.hooks],
     )
+
+
+def _hook(call: Call, home: Path) -> Hook:
+    """A hook of the config's own; one that needs a directory and is told none works in the run's."""
+    needed = [name for name, parameter in parameters(call.function).items() if parameter.required]
+    lacks_directory = "directory" in needed and "directory" not in call.arguments
+    return call.make(directory=home) if lacks_directory else call.make()
+
+
+def _listeners(plan: Plan) -> list[SaveListener]:
+    names = plan.calls["checkpoint"].arguments.get("listeners", [])
+    return [named(name, "checkpoint.listeners", plan.config).function() for name in names]
 
 
 def _evaluator(plan: Plan, task: Task) -> Evaluator | None:

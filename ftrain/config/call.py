@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftrain.config.kinds import SCHEDULE, Kind, suggest
+from ftrain.config.kinds import SCHEDULE, Kind, find, suggest
 from ftrain.config.load import Config, ConfigError, Table
 from ftrain.config.types import TIMING, Parameter, parameters, takes_trigger
-from ftrain.training import every
+from ftrain.training import at, every, first
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Call:
     config: Config = field(repr=False)
     kind: Kind | None = None  # what the function must make, if the config chose it
     name: str | None = None  # of the function, if the table itself says it
+    beside: frozenset[str] = frozenset()  # keys of the table that are not for this function
 
     def make(self, **given: Any) -> Any:
         """Call the function; a value that it refuses is a ConfigError."""
-        arguments = {name: value.make() if isinstance(value, Call) else value for name, value in self.arguments.items()}
+        arguments = {name: _made(value) for name, value in self.arguments.items() if name not in self.beside}
         try:
             timed = _join_timing(arguments) if takes_trigger(self.function) else arguments
             made = self.function(**timed, **given)
@@ -45,6 +46,25 @@ class Call:
         return ConfigError(f"{origin}: [{self.key}] {message}")
 
 
+@dataclass(frozen=True)
+class Named:
+    """A function that a config names to be handed over as it is."""
+
+    name: str
+    function: Callable[..., Any] = field(repr=False)
+
+    def make(self) -> Callable[..., Any]:
+        return self.function
+
+
+def named(name: str, key: str, config: Config) -> Named:
+    """The function that "package.module:name" stands for."""
+    try:
+        return Named(name, find(name))
+    except LookupError as error:
+        raise config.error(key, str(error)) from error
+
+
 def call(
     key: str,
     function: Callable[..., Any],
@@ -54,18 +74,21 @@ def call(
     given: frozenset[str] = frozenset(),
     kind: Kind | None = None,
     name: str | None = None,
+    beside: dict[str, Parameter] | None = None,
 ) -> Call:
-    """A checked call of `function` with the keys of a table."""
-    return Call(key, function, check_table(key, parameters(function, given), table, config), config, kind, name)
+    """A checked call of `function` with the keys of a table; keys `beside` its arguments are only checked and kept."""
+    accepted = parameters(function, given) | (beside or {})
+    arguments = check_table(key, accepted, table, config)
+    return Call(key, function, arguments, config, kind, name, frozenset(beside or {}))
 
 
-def component(key: str, kind: Kind, table: Table, config: Config) -> Call:
-    """A checked call of the function that a table names."""
+def component(key: str, kind: Kind, table: Table, config: Config, *, given: frozenset[str] = frozenset()) -> Call:
+    """A checked call of the function that a table names; `given` are arguments that the builder adds if they miss."""
     if not isinstance(table.get("name"), str):
         raise config.error(f"{key}.name", f"is missing; name one of {', '.join(kind.components())}")
     function = resolve(kind, table["name"], f"{key}.name", config)
     arguments = {name: value for name, value in table.items() if name != "name"}
-    return call(key, function, arguments, config, kind=kind, name=table["name"])
+    return call(key, function, arguments, config, kind=kind, name=table["name"], given=given - arguments.keys())
 
 
 def resolve(kind: Kind, name: str, key: str, config: Config) -> Callable[..., Any]:
@@ -93,6 +116,8 @@ def check_table(
 
 
 def _check_value(key: str, parameter: Parameter, value: Any, config: Config) -> Any:
+    if isinstance(value, str) and ":" in value and parameter.takes_function:
+        return named(value, key, config)
     if isinstance(value, dict) and parameter.takes_component(value):
         return component(key, SCHEDULE, value, config)
     try:
@@ -114,7 +139,7 @@ def _defaults(accepted: dict[str, Parameter], chosen: Table) -> Table:
         name: parameter.default
         for name, parameter in accepted.items()
         # Only what TOML can say; and one way of timing that is chosen switches the other's default off.
-        if _is_sayable(parameter.default) and not (name in TIMING and set(TIMING) & chosen.keys())
+        if _is_sayable(parameter.default) and not (name in TIMING and TIMING.keys() & chosen.keys())
     }
 
 
@@ -127,12 +152,28 @@ def _is_sayable(value: Any) -> bool:
 def _as_toml(value: Any) -> Any:
     if isinstance(value, Call):
         return value.resolved()
+    if isinstance(value, Named):
+        return value.name
     if isinstance(value, (list, tuple)):
         return [_as_toml(each) for each in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def _join_timing(arguments: Table) -> Table:
-    steps, secs = (arguments.get(name) for name in TIMING)
+    steps, secs, chosen, count = (arguments.get(name) for name in TIMING)
     rest = {name: value for name, value in arguments.items() if name not in TIMING}
-    return rest if steps is None and secs is None else rest | {"when": every(steps=steps, secs=secs)}
+    ways = [
+        None if steps is None and secs is None else every(steps=steps, secs=secs),
+        None if chosen is None else at(*chosen),
+        None if count is None else first(count),
+    ]
+    triggers = [trigger for trigger in ways if trigger is not None]
+    if len(triggers) > 1:
+        raise ValueError("says when in two ways: use every_steps and every_secs, or at_steps, or first_steps")
+    return rest | {"when": triggers[0]} if triggers else rest
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_made, value))
+    return value.make() if isinstance(value, (Call, Named)) else value

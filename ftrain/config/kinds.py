@@ -11,8 +11,9 @@ from typing import Any
 
 import optax
 
-from ftrain import optimizers, schedules, tasks
+from ftrain import hooks, optimizers, schedules, tasks
 from ftrain.config.types import parameters, returned_type
+from ftrain.training import Hook
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -25,29 +26,32 @@ class Kind:
     noun: str
     makes: Any  # the annotation of what they return
     is_made: Callable[[Any], bool]  # whether a value is one
+    takes_functions: bool = False  # whether an argument may be a function, which a config names
 
     def components(self) -> dict[str, Callable[..., Any]]:
-        """The functions of the room that make one, out of arguments that TOML can say."""
-        functions = {name: value for name, value in vars(self.room).items() if inspect.isfunction(value)}
+        """The functions and classes of the room that make one, out of arguments that a config can say."""
         return {
-            name: function
-            for name, function in functions.items()
-            if not name.startswith("_") and returned_type(function) == self.makes and _is_sayable(function)
+            name: value
+            for name, value in vars(self.room).items()
+            if not name.startswith("_") and self._makes_one(value) and self._is_sayable(value)
         }
+
+    def _makes_one(self, value: Any) -> bool:
+        if inspect.isclass(self.makes) and inspect.isclass(value):
+            return issubclass(value, self.makes) and value is not self.makes
+        return inspect.isfunction(value) and returned_type(value) == self.makes
+
+    def _is_sayable(self, function: Callable[..., Any]) -> bool:
+        needed = [parameter for parameter in parameters(function).values() if parameter.required]
+        return all(each.is_plain or (self.takes_functions and each.takes_function) for each in needed)
 
     def resolve(self, name: str) -> Callable[..., Any]:
         """The function called `name`: "adam" in the room, "optax.adamw" by its module, "package.module:name"."""
-        module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
-        if not module:
-            found = self.components().get(name)
-            missing = f"there is no {name!r} in {self.room.__name__}{suggest(name, self.components())}"
-        else:
-            found = getattr(_import(module, name), attribute, None)
-            missing = f"{name!r} is not there: {module} has no function {attribute}"
-        if not callable(found):
-            raise LookupError(missing)
-        if not _has_signature(found):
-            raise LookupError(f"{name!r} cannot be used: it does not tell its arguments, so they cannot be checked")
+        if ":" in name or "." in name:
+            return _with_signature(find(name), name)
+        found = self.components().get(name)
+        if found is None:
+            raise LookupError(f"there is no {name!r} in {self.room.__name__}{suggest(name, self.components())}")
         return found
 
 
@@ -58,6 +62,7 @@ OPTIMIZER = Kind(
     optax.GradientTransformation,
     lambda made: isinstance(made, optax.GradientTransformation),
 )
+HOOK = Kind(hooks, "an ftrain.Hook", Hook, lambda made: isinstance(made, Hook), takes_functions=True)
 SCHEDULE = Kind(schedules, "a schedule, a function of the step", schedules.Schedule, callable)
 
 
@@ -70,16 +75,22 @@ def suggest(wrong: str, valid: Iterable[str]) -> str:
     return f"; there are {', '.join(valid)}" if valid else ""
 
 
-def _is_sayable(function: Callable[..., Any]) -> bool:
-    return all(parameter.is_plain or not parameter.required for parameter in parameters(function).values())
+def find(name: str) -> Callable[..., Any]:
+    """The function that "package.module:name" or "package.module.name" stands for; LookupError if there is none."""
+    module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    found = getattr(_import(module, name), attribute, None)
+    if not callable(found):
+        raise LookupError(f"{name!r} is not there: {module} has no function {attribute}")
+    return found
 
 
-def _has_signature(function: Callable[..., Any]) -> bool:
+def _with_signature(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     try:
         inspect.signature(function)
     except (ValueError, TypeError):  # some built-in functions have none
-        return False
-    return True
+        message = f"{name!r} cannot be used: it does not tell its arguments, so they cannot be checked"
+        raise LookupError(message) from None
+    return function
 
 
 def _import(module: str, name: str) -> ModuleType:

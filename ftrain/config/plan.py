@@ -1,18 +1,18 @@
 """The plan of a job: every function that a config calls, with its arguments checked, and nothing called yet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ftrain.cluster import make_mesh
 from ftrain.config.call import Call, call, check_table, component, resolve
-from ftrain.config.kinds import OPTIMIZER, TASK
+from ftrain.config.kinds import HOOK, OPTIMIZER, TASK
 from ftrain.config.load import Config, Table
-from ftrain.config.types import parameters
+from ftrain.config.types import Parameter, parameters
 from ftrain.data import Pipeline
 from ftrain.gradients import guard, loss_scaling
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
-from ftrain.training import make_step
+from ftrain.training import Fuse, Hook, make_step
 
 
 @dataclass(frozen=True)
@@ -25,30 +25,48 @@ class Section:
     function: Callable[..., Any]
     given: frozenset[str] = frozenset()
     optional: bool = False
+    beside: Callable[..., Any] | None = None  # its arguments are keys of the table too, for the builder
+
+    def more(self) -> dict[str, Parameter]:
+        return {} if self.beside is None else parameters(self.beside)
 
 
 def _top(task: str, steps: int, seed: int = 0) -> None:
     """The keys that stand above all tables."""
 
 
-def _run(directory: str = "") -> None:
+def _run(directory: str = "", recoveries: int = 3) -> None:
     """The table `run`."""
+
+
+def _listening(listeners: Sequence[str] | None = None) -> None:
+    """Who is told of checkpoints, in the table `checkpoint`, as "package.module:name" of a SaveListener."""
+
+
+def _calls(fuse: Fuse = "auto") -> None:
+    """How steps are called, in the table `step`."""
 
 
 TOP = Section(_top)
 SECTIONS = {
     "run": Section(_run),
     "data": Section(Pipeline, frozenset({"source", "seed", "shard_index", "shard_count"})),
-    "step": Section(make_step, frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate"})),
+    "step": Section(make_step, frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate"}), beside=_calls),
     "guard": Section(guard, frozenset({"optimizer"}), optional=True),
     "loss_scaling": Section(loss_scaling, frozenset({"optimizer"}), optional=True),
     "mesh": Section(make_mesh),
-    "checkpoint": Section(CheckpointSaver, frozenset({"directory"})),
+    "checkpoint": Section(CheckpointSaver, frozenset({"directory", "listeners"}), beside=_listening),
     "summary": Section(SummarySaver, frozenset({"directory"})),
     "log": Section(Logging, frozenset({"write"})),
     "evaluation": Section(Evaluator, frozenset({"evaluate"})),
 }
 NAMED = ("model", "optimizer")  # tables whose function the config chooses
+HOOKS = "hooks"  # an array of tables, [[hooks]], each of which names one
+TABLED = {  # hooks that have a table of their own
+    section.function.__name__: name
+    for name, section in SECTIONS.items()
+    if isinstance(section.function, type) and issubclass(section.function, Hook)
+}
 
 
 @dataclass(frozen=True)
@@ -56,10 +74,12 @@ class Plan:
     config: Config
     top: Table
     calls: dict[str, Call]
+    hooks: list[Call]
 
     def resolved(self) -> Table:
         """The whole config as it would be written out in full, defaults included."""
-        return self.top | {name: call.resolved() for name, call in self.calls.items()}
+        tables = self.top | {name: call.resolved() for name, call in self.calls.items()}
+        return tables | ({HOOKS: [hook.resolved() for hook in self.hooks]} if self.hooks else {})
 
 
 def plan(config: Config) -> Plan:
@@ -68,7 +88,8 @@ def plan(config: Config) -> Plan:
     for name, value in tables.items():
         if not isinstance(value, dict):
             raise config.error(name, f"should be a table, [{name}], got {value!r}")
-    top = _check_top(config, {name: value for name, value in config.values.items() if name not in tables})
+    rest = {name: value for name, value in config.values.items() if name not in tables and name != HOOKS}
+    top = _check_top(config, rest)
     task = resolve(TASK, top["task"], "task", config)
     calls = {
         "model": call("model", task, tables.get("model", {}), config, kind=TASK),
@@ -77,14 +98,28 @@ def plan(config: Config) -> Plan:
     for name, section in SECTIONS.items():
         if section.optional and name not in tables:
             continue
-        calls[name] = call(name, section.function, tables.get(name, {}), config, given=section.given)
+        table = tables.get(name, {})
+        calls[name] = call(name, section.function, table, config, given=section.given, beside=section.more())
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
-    return Plan(config, top, calls)
+    return Plan(config, top, calls, _hooks(config))
+
+
+def _hooks(config: Config) -> list[Call]:
+    tables = config.values.get(HOOKS, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise config.error(HOOKS, f"should be tables, [[{HOOKS}]], got {tables!r}")
+    for number, table in enumerate(tables):
+        if table.get("name") in TABLED:
+            raise config.error(f"{HOOKS}.{number}.name", f"{table['name']} has a table: [{TABLED[table['name']]}]")
+    return [
+        component(f"{HOOKS}.{number}", HOOK, table, config, given=frozenset({"directory"}))
+        for number, table in enumerate(tables)
+    ]
 
 
 def _check_top(config: Config, table: Table) -> Table:
-    top = check_table("", parameters(TOP.function), table, config, more=(*SECTIONS, *NAMED))
+    top = check_table("", parameters(TOP.function), table, config, more=(*SECTIONS, *NAMED, HOOKS))
     if top["steps"] < 1:
         raise config.error("steps", f"should be at least 1, got {top['steps']}")
     if not 0 <= top["seed"] < 2**32:  # jax would drop the bits above

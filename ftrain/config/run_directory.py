@@ -1,6 +1,5 @@
 """The run directory: one config lives there, and one process at a time works in it."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from typing import IO, Any
 
 import tomli_w
 
+from ftrain.checkpoints import InUseError, hold
 from ftrain.config.load import ConfigError, Table, read_toml
 from ftrain.run import CHECKPOINTS
 
@@ -23,7 +23,10 @@ def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> 
     """
     with _writing_to(directory):
         (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        lock = _lock(directory)
+        try:
+            lock = hold(directory / LOCK, f"run.directory: {directory} is in use")
+        except InUseError as error:
+            raise ConfigError(str(error)) from None
         try:
             _settle(directory, resolved, accept_changes)
         except BaseException:
@@ -83,23 +86,6 @@ def _writing_to(directory: Path) -> Iterator[None]:
         raise ConfigError(
             f"run.directory: {directory} cannot be written: {reason}; choose another, run.directory=PATH"
         ) from None
-
-
-def _lock(directory: Path) -> IO[str]:
-    lock = open(directory / LOCK, "a+")  # noqa: SIM115 - it is held open for as long as the run lasts
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip()
-        lock.close()
-        raise ConfigError(
-            f"run.directory: {directory} is in use by process {holder}; wait for it, or choose another"
-        ) from None
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
-    return lock
 
 
 def _unused(directory: Path) -> Path:

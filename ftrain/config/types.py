@@ -14,7 +14,8 @@ from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 
 from ftrain.training import Trigger
 
-TIMING = ("every_steps", "every_secs")  # how a config spells an argument `when: Trigger`
+# How a config spells an argument `when: Trigger`, and the types of what it says.
+TIMING = {"every_steps": int, "every_secs": float, "at_steps": list[int], "first_steps": int}
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _PLAIN = (int, float, bool, str, list, dict, tuple, Sequence, Path, Any, type(None), typing.Literal)
 _MISSING = inspect.Parameter.empty
@@ -37,10 +38,14 @@ class Parameter:
         """Whether some TOML value can stand here."""
         return any(map(_is_plain, _members(self.annotation)))
 
+    @property
+    def takes_function(self) -> bool:
+        """Whether a function can stand here, which a config names: "package.module:name"."""
+        return any(map(_is_callable, _members(self.annotation)))
+
     def takes_component(self, table: dict[str, Any]) -> bool:
         """Whether this table stands for what a function makes: a schedule, say."""
-        members = _members(self.annotation)
-        return any(map(_is_callable, members)) or (Any in members and "name" in table)
+        return self.takes_function or (Any in _members(self.annotation) and "name" in table)
 
     def check(self, value: Any) -> Any:
         """The value as the function wants it, or a ValueError that says what it should be."""
@@ -67,11 +72,17 @@ def parameters(function: Callable[..., Any], given: frozenset[str] = frozenset()
         if name in given or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if hints.get(name) is Trigger:
-            found.append(Parameter("every_steps", int, getattr(parameter.default, "steps", None)))
-            found.append(Parameter("every_secs", float, getattr(parameter.default, "secs", None)))
+            chosen = _spell(parameter.default)
+            found += [Parameter(key, kind, chosen.get(key)) for key, kind in TIMING.items()]
         else:
             found.append(Parameter(name, hints.get(name, Any), parameter.default))
     return {parameter.name: parameter for parameter in found}
+
+
+def _spell(trigger: Any) -> dict[str, Any]:
+    """How a config would say a default trigger; those that it cannot say stay as they are."""
+    steps, secs = getattr(trigger, "steps", None), getattr(trigger, "secs", None)
+    return {"every_steps": steps, "every_secs": secs} if isinstance(steps or 0, int) else {}
 
 
 def takes_trigger(function: Callable[..., Any]) -> bool:

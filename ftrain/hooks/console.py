@@ -121,5 +121,14 @@ def format_values(values: Mapping[str, Value]) -> str:
     'loss 0.1235, steps 1000\\n  sample: def f():'
     """
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name not in texts)
+    numbers = ", ".join(_format(name, value) for name, value in values.items() if not isinstance(value, str))
     return numbers + "".join(f"\n  {name}: " + text.replace("\n", "\n    ") for name, text in texts.items())
+
+
+def _format(name: str, value: float) -> str:
+    """A number with its name; a speed with a prefix, because it may have many digits."""
+    if name.endswith("_per_second"):
+        for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if value >= 10 * size:
+                return f"{name} {value / size:.4g}{prefix}"
+    return f"{name} {value:.4g}"

@@ -1,7 +1,7 @@
 """Hooks that end a run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -109,10 +109,16 @@ class StopOnNaN(Hook):
     metrics or gradients that is not finite is named.
     """
 
-    def __init__(self, *metrics: str, action: Literal["raise", "stop"] = "raise", locate: bool = False):
+    def __init__(
+        self,
+        metrics: str | Sequence[str] = ("loss", "gradient_norm"),
+        *,
+        action: Literal["raise", "stop"] = "raise",
+        locate: bool = False,
+    ):
         if action not in ("raise", "stop"):
             raise ValueError(f'action must be "raise" or "stop", got {action!r}')
-        self.metrics = metrics or ("loss", "gradient_norm")
+        self.metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
         self.action, self.locate = action, locate
         self._report: Report | None = None  # of the beginning; it knows how to take steps again
 

@@ -134,8 +134,8 @@ class Trial:
         seconds = (dispatch + device) / MEASURED
         if seconds > LONG_STEP and dispatch < DISPATCH_SHARE * (dispatch + device):
             return False
-        several = jax.tree.map(lambda leaf: jnp.zeros((self.length, *leaf.shape), leaf.dtype), piece.batch)
-        shapes = jax.tree.map(_shape, (state, self._program.put(several, self.length)))
+        several = self._program.put(stack([piece] * self.length).batch, self.length)
+        shapes = jax.tree.map(_shape, (state, several))
         compiler = threading.Thread(
             target=self._compile, args=(*shapes, piece.kind), name="ftrain-compile", daemon=True
         )

@@ -164,7 +164,8 @@ class Loop:
 
     def __enter__(self) -> Self:
         try:
-            self._guarded(self._begin, again=False)
+            with self.timing.measure("starting"):
+                self._guarded(self._begin, again=False)
         except BaseException as error:
             self._close(error)
             raise
@@ -244,8 +245,11 @@ class Loop:
     def _dispatch(self, piece: Piece) -> None:
         if self._feeders:
             piece = dataclasses.replace(piece, batch=self._fed(piece.batch))
-        started = clock()
         self._suspect, self._piece = self._count + 1, piece
+        if not self._program.is_compiled(piece):
+            with self.timing.measure("compiling"):
+                self._program.compile(self.state, piece)
+        started = clock()
         self._state, self._metrics = self._program(self.state, piece, self._count + 1)
         self._suspect = None
         self.timing.dispatch += clock() - started

@@ -42,20 +42,20 @@ class Program:
 
     def __call__(self, state: TrainState, piece: Piece, first: int) -> tuple[TrainState, Metrics]:
         """Take the steps of a piece, the first of which has the number `first`; `state` cannot be used again."""
-        compiled = self._compiled.get((piece.count, piece.kind))
-        if compiled is None:
-            compiled = self.compile(state, piece)
-        state, packed = compiled(state, piece.batch)
+        if not self.is_compiled(piece):
+            self.compile(state, piece)
+        state, packed = self._compiled[piece.count, piece.kind](state, piece.batch)
         return state, Metrics(first, first + piece.count - 1, packed.names, packed.values)
 
-    def compile(self, state: TrainState, piece: Piece) -> Any:
+    def is_compiled(self, piece: Piece) -> bool:
+        return (piece.count, piece.kind) in self._compiled
+
+    def compile(self, state: TrainState, piece: Piece) -> None:
         """Compile for such a piece; only shapes are looked at."""
         jitted: Any = self._one if piece.count == 1 else self._fused
         if piece.count == 1:
             _check_state(state, jitted.eval_shape(state, piece.batch)[0])
-        compiled = jitted.lower(state, piece.batch).compile()
-        self._compiled[piece.count, piece.kind] = compiled
-        return compiled
+        self._compiled[piece.count, piece.kind] = jitted.lower(state, piece.batch).compile()
 
     def put(self, batch: Batch, count: int) -> Batch:
         """The batch of a call, on the devices."""

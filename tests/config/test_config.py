@@ -47,7 +47,8 @@ def test_a_plan_is_written_out_in_full(config):
     assert resolved["model"] == {"examples": 64, "noise": 0.5, "sizes": [1, 2], "where": ".", "every_steps": 7}
     assert resolved["optimizer"]["use_nesterov"] is False
     assert resolved["optimizer"]["learning_rate"]["alpha"] == 0.0
-    assert resolved["checkpoint"] == {"every_secs": 600, "keep": 3}
+    assert resolved["checkpoint"] == {"every_secs": 600, "keep": 3, "at_start": False}
+    assert resolved["step"]["fuse"] == "auto"
     assert resolved["run"]["directory"] == "/tmp/x"
     again = config.with_name("again.toml")
     again.write_text(tomli_w.dumps(resolved))
@@ -71,7 +72,8 @@ def test_a_run_lives_under_the_name_of_its_config_unless_it_says_where(config):
 
 
 def test_choosing_one_way_of_timing_switches_the_other_off(config):
-    assert plan(load(config, ["checkpoint.every_steps=5"])).resolved()["checkpoint"] == {"every_steps": 5, "keep": 3}
+    resolved = plan(load(config, ["checkpoint.every_steps=5"])).resolved()["checkpoint"]
+    assert resolved == {"every_steps": 5, "keep": 3, "at_start": False}
 
 
 def test_a_job_is_built_with_what_the_config_says(config):
@@ -147,7 +149,7 @@ BAD = [
     (["optimizer.name=from_rule"], "there is no 'from_rule' in ftrain.optimizers"),
     (["optimizer.name=optax.adamx"], "'optax.adamx' is not there: optax has no function adamx"),
     (["optimizer.name=nowhere.at_all:make"], "'nowhere.at_all:make' cannot be imported"),
-    (["optimizer.name=.relative"], "there is no '.relative'"),
+    (["optimizer.name=.relative"], "'.relative' is not a name; write package.module:name"),
     (["optimizer.name=3"], "optimizer.name: is missing; name one of adadelta, adagrad, "),
     (["optimizer.learning_rate={rate=1}"], "optimizer.learning_rate.name: is missing; name one of "),
     (["task=digit"], "task: there is no 'digit' in ftrain.tasks; did you mean digits?"),

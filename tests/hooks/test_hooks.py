@@ -30,7 +30,7 @@ def drive(hooks, data, loss=loss_fn, **options) -> Loop:
     state = TrainState.create(init_params(), SGD, averages=options.pop("averages", None) is not None)
     with Loop(make_step(loss, SGD, **options), state, data, hooks=hooks) as loop:
         while not loop.should_stop():
-            loop.step()
+            loop.advance()
     return loop
 
 
