@@ -240,9 +240,15 @@ def test_a_looper_may_be_given_a_function():
 
 
 def test_a_block_ends_its_threads_and_keeps_its_own_error():
-    with pytest.raises(OSError, match="mine") as caught, Coordinator() as coordinator:
-        LooperThread(coordinator, target=lambda: 1 / 0).start()
-        coordinator.wait_for_stop(30)
-        raise OSError("mine")
+    coordinator = Coordinator()
+
+    def work():
+        with coordinator:
+            LooperThread(coordinator, target=lambda: 1 / 0).start()
+            coordinator.wait_for_stop(30)
+            raise OSError("mine")
+
+    with pytest.raises(OSError, match="mine") as caught:
+        work()
     assert "ZeroDivisionError" in caught.value.__notes__[0]
     assert coordinator.joined

@@ -31,10 +31,7 @@ class Piece:
         """One piece for each step."""
         if self.count == 1:
             return [self]
-        return [
-            dataclasses.replace(self, count=1, batch=jax.tree.map(lambda leaf, at=at: leaf[at], self.batch))
-            for at in range(self.count)
-        ]
+        return [dataclasses.replace(self, count=1, batch=batch) for batch in _unstack(self.batch, self.count)]
 
 
 def stack(pieces: list[Piece]) -> Piece:
@@ -70,7 +67,7 @@ def _from_pipeline(pipeline: Pipeline, step: int, lengths: Iterator[int]) -> Ite
     for length, run in itertools.groupby(lengths):
         if length == 1:
             while several := len(list(itertools.islice(run, chunk))):
-                yield Piece(several, pipeline.batches(step, several)).split()
+                yield [Piece(1, batch) for batch in _unstack(pipeline.batches(step, several), several)]
                 step += several
         else:
             for _ in run:
@@ -90,6 +87,10 @@ def _from_batches(
         fits = len(several) == length > 1 and len(kinds) == 1
         yield [stack(several)] if fits else several
         step += len(several)
+
+
+def _unstack(batches: Any, count: int) -> list[Any]:
+    return [jax.tree.map(lambda leaf, at=at: leaf[at], batches) for at in range(count)]
 
 
 def _stack(*leaves: Any) -> Any:

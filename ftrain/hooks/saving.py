@@ -55,13 +55,13 @@ class CheckpointSaver(Hook):
             self._lock = hold(self.manager.directory / "saver.lock", f"{self.manager.directory} is saved to")
         self.manager.__enter__()  # close() leaves it
         self.manager.wait()
-        return state if self.manager.latest() is None else self.manager.restore(like=state)
-
-    def begin(self, report: Report) -> None:
         if not self._begun:
             for listener in self.listeners:
                 listener.begin()
         self._begun = True
+        return state if self.manager.latest() is None else self.manager.restore(like=state)
+
+    def begin(self, report: Report) -> None:
         if self.at_start:
             self._save(report)
 

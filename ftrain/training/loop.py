@@ -97,6 +97,7 @@ class Loop:
         self._count = 0
         self._metrics = Metrics(0, 0)  # of the newest call
         self._in_flight: deque[_Dispatched] = deque()
+        self._settling: _Dispatched | None = None  # the one that hooks are told of
         self._agenda = Agenda(self.hooks)
         self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
         self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
@@ -263,7 +264,7 @@ class Loop:
     def _settle(self, in_flight: int) -> None:
         """Wait until at most `in_flight` calls are unfinished, and tell the hooks of the finished ones, in order."""
         while len(self._in_flight) > in_flight or (self._in_flight and self._in_flight[0].metrics.is_ready()):
-            metrics, piece, due = self._in_flight[0]
+            self._settling = metrics, piece, due = self._in_flight.popleft()
             started = clock()
             self._suspect = metrics.first
             metrics.wait()
@@ -277,7 +278,6 @@ class Loop:
                     with self.timing.measure(type(hook).__name__):
                         hook.after_step(report)
                 self._agenda.look_ahead(self._count)  # they may have changed their triggers
-            self._in_flight.popleft()
 
     def _watch(self, hook: Hook, metrics: Metrics) -> None:
         started = clock()
@@ -347,7 +347,8 @@ class Loop:
 
     def _batch_of(self, step: int) -> Batch:
         """The batch that a step was given."""
-        for metrics, piece, _ in self._in_flight:
+        settling = [] if self._settling is None else [self._settling]
+        for metrics, piece, _ in (*settling, *self._in_flight):
             if metrics.first <= step <= metrics.last:
                 return piece.split()[step - metrics.first].batch
         if step == self._count + 1 and self._suspect == step:

@@ -1,0 +1,270 @@
+"""Fused or not: the same bits, the same steps, the same that hooks see."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from regression import init_params, loss_fn, make_arrays
+
+from ftrain import TrainState, make_step, optimizers
+from ftrain.cluster import make_mesh
+from ftrain.data import ArraySource, Pipeline
+from ftrain.hooks import CheckpointSaver, FeedBatch, NotFiniteError, StopAtStep, StopOnNaN
+from ftrain.training import Hook, Loop, at, every, first, fusing, never, timer
+from ftrain.training.fusing import best_length, first_difference, gaps
+
+pytestmark = pytest.mark.usefixtures("no_thread_left")
+ADAM = optimizers.adam(0.05)
+STEP = make_step(loss_fn, ADAM, clip_global_norm=1.0, averages=0.9)
+PIPELINE = Pipeline(ArraySource(make_arrays()), batch_size=8, seed=3)
+STEPS = 40
+
+TRIGGERS = st.one_of(
+    st.integers(1, 50).map(lambda n: every(steps=n)),
+    st.integers(1, 20).map(lambda n: timer(steps=n)),
+    st.integers(1, 20).map(lambda n: timer(steps=n, at_once=False)),
+    st.lists(st.integers(1, STEPS), max_size=4).map(lambda steps: at(*steps)),
+    st.integers(0, 12).map(first),
+    st.just(never()),
+)
+
+
+def make_state(step=0):
+    return TrainState.create(init_params(), ADAM, averages=True).replace(step=jnp.int32(step))
+
+
+def bits(state):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(rng=None))]
+
+
+class Spy(Hook):
+    """Writes down all that it is told, the state included if it asks for it."""
+
+    def __init__(self, when, needs_state, watches):
+        self.when, self.needs_state, self.watches = when, needs_state, watches
+        self.seen = []
+
+    def watch(self, metrics):
+        if self.watches:
+            self.seen.extend(("watch", step, metrics.row(step)) for step in range(metrics.first, metrics.last + 1))
+
+    def after_step(self, report):
+        state = bits(report.state) if self.needs_state else None
+        self.seen.append(("after", report.step, report.values(), state))
+
+    def end(self, report):
+        self.seen.append(("end", report.step, report.values()))
+
+
+class Publisher(Hook):
+    def __init__(self, when):
+        self.when = when
+
+    def after_step(self, report):
+        report.publish({"published": float(report.step)})
+
+
+def run(hooks, fuse, start=0, data=PIPELINE, **options):
+    with Loop(STEP, make_state(start), data, hooks=hooks, fuse=fuse, **options) as loop:
+        while not loop.should_stop():
+            loop.advance()
+    return loop
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(TRIGGERS, st.booleans(), st.booleans()), max_size=4),
+    TRIGGERS,
+    st.sampled_from([2, 3, 7, 20, 50]),
+    st.integers(0, 20),
+)
+def test_hooks_see_the_same_and_the_state_is_the_same(spies, publishing, fuse, start):
+    def observe(fuse):
+        hooks = [Publisher(publishing), *(Spy(*options) for options in spies), StopOnNaN(), StopAtStep(STEPS)]
+        loop = run(hooks, fuse, start)
+        return bits(loop.state), loop.steps_taken, [hook.seen for hook in hooks[1:-2]]
+
+    single, fused = observe(1), observe(fuse)
+    assert fused[0] == single[0]
+    assert fused[1] == single[1] == STEPS
+    for one, other in zip(single[2], fused[2], strict=True):
+        # What is told as it comes keeps its order; between the two kinds it may differ for hooks that need no state.
+        for kind in ("watch", "after", "end"):
+            assert [each for each in other if each[0] == kind] == [each for each in one if each[0] == kind]
+
+
+@pytest.mark.parametrize("fuse", [7, "auto"])
+def test_a_mesh_gives_the_same_bits_too(fuse):
+    hooks = [StopOnNaN(), StopAtStep(150)]
+    single, fused = (run(hooks, each, mesh=make_mesh(4)) for each in (1, fuse))
+    assert bits(single.state) == bits(fused.state)
+
+
+def test_plain_iterables_are_fused_to_their_end():
+    batches = [PIPELINE.batch(step) for step in range(23)]
+    fused = run([], 5, data=iter(batches))
+    assert fused.steps_taken == 23
+    assert bits(fused.state) == bits(run([StopAtStep(23)], 1).state)
+
+
+def test_a_stop_between_two_triggers_is_a_step_that_a_hook_asked_for():
+    class Stopper(Hook):
+        when = at(13)
+
+        def after_step(self, report):
+            report.stop("unlucky")
+
+    assert run([Stopper()], 10).steps_taken == 13
+
+
+def test_a_nan_inside_of_a_fused_call_is_named_with_its_own_step():
+    def loss(params, batch, rng):
+        value, metrics = loss_fn(params, batch, rng)
+        return jnp.where(batch["number"][0] == 33, jnp.nan, value), metrics
+
+    batches = [PIPELINE.batch(n) | {"number": np.full(8, n + 1)} for n in range(60)]
+    state = TrainState.create(init_params(), ADAM)
+
+    def train():
+        with Loop(make_step(loss, ADAM), state, batches, hooks=[StopOnNaN()], fuse=20) as loop:
+            while not loop.should_stop():
+                loop.advance()
+
+    with pytest.raises(NotFiniteError, match="loss is nan at step 33;") as caught:
+        train()
+    assert caught.value.step == 33
+
+
+def compiled_lengths(loop):
+    return sorted({count for count, _ in loop._program._compiled})
+
+
+@pytest.mark.parametrize("steps", [37, 50, 64, 101])
+def test_two_lengths_are_compiled_at_most(steps):
+    hooks = [Spy(every(steps=11), False, False), Spy(at(3, 17), False, False), StopAtStep(steps)]
+    assert len(compiled_lengths(run(hooks, 8))) <= 2
+
+
+def test_step_takes_exactly_one_step_whatever_is_fused():
+    with Loop(STEP, make_state(), PIPELINE, hooks=[StopAtStep(STEPS)], fuse=8) as loop:
+        for expected in range(1, 6):
+            loop.step()
+            assert loop.steps_taken == expected
+        while not loop.should_stop():
+            loop.advance()
+    assert bits(loop.state) == bits(run([StopAtStep(STEPS)], 1).state)
+
+
+def test_a_hook_may_change_its_trigger_in_the_middle():
+    class Restless(Hook):
+        when = at(5)
+
+        def __init__(self):
+            self.seen = []
+
+        def after_step(self, report):
+            self.seen.append(report.step)
+            self.when = at(report.step + 3)
+
+    restless = Restless()
+    run([restless, StopAtStep(20)], 10)
+    assert restless.seen == [5, 8, 11, 14, 17, 20]
+
+
+class Notices(Hook):
+    def __init__(self):
+        self.texts = []
+
+    def notice(self, text):
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize("fuse", ["auto", 10])
+def test_a_hook_that_changes_batches_turns_fusing_off_and_that_is_said(fuse):
+    notices = Notices()
+    loop = run([FeedBatch(lambda step: {}), notices, StopAtStep(30)], fuse)
+    assert compiled_lengths(loop) == [1]
+    assert notices.texts == ["steps are not fused: before each of them a hook changes the batch (FeedBatch)"]
+
+
+def test_auto_fuses_small_steps_and_says_so():
+    notices = Notices()
+    loop = run([notices, Spy(every(steps=100), False, False), StopAtStep(20_000)], "auto")
+    assert len(compiled_lengths(loop)) == 2
+    assert any("50 steps are fused into one call" in text for text in notices.texts)
+    assert loop.steps_taken == 20_000
+
+
+def test_auto_leaves_long_steps_alone():
+    def slow_loss(params, batch, rng):
+        def spin(_, matrix):
+            return jnp.tanh(matrix @ matrix)
+
+        wide = jax.lax.fori_loop(0, 4, spin, jnp.full((256, 256), params["b"]))
+        return loss_fn(params, batch, rng)[0] + 0 * wide[0, 0]
+
+    state = TrainState.create(init_params(), ADAM)
+    with Loop(make_step(slow_loss, ADAM), state, PIPELINE, hooks=[StopAtStep(60)]) as loop:
+        while not loop.should_stop():
+            loop.advance()
+    assert compiled_lengths(loop) == [1]
+
+
+def test_auto_does_not_fuse_what_would_give_other_bits(monkeypatch):
+    monkeypatch.setattr(fusing, "first_difference", lambda one, other: "params/w")
+    notices = Notices()
+    loop = run([notices, StopAtStep(20_000)], "auto")
+    assert notices.texts == ["steps are not fused: fused ones give other bits, in leaf params/w first"]
+    assert loop._fuser.length == 1
+
+
+def test_the_first_leaf_that_differs_is_named():
+    one = make_state()
+    other = one.replace(params=one.params | {"w": one.params["w"].at[1].set(-0.0)})  # equal as numbers, not as bits
+    assert first_difference(one, one) is None
+    assert first_difference(one, other) == "params/w"
+
+
+def test_a_checkpoint_in_the_middle_resumes_to_the_same_bits(tmp_path):
+    whole = run([StopAtStep(90)], 1)
+    run([CheckpointSaver(tmp_path, when=every(steps=17)), StopAtStep(40)], 6)
+    resumed = run([CheckpointSaver(tmp_path, when=every(steps=17)), StopAtStep(90)], 25)
+    assert resumed.start_step == 40
+    assert bits(resumed.state) == bits(whole.state)
+
+
+@given(st.lists(TRIGGERS, max_size=4), st.integers(0, 30))
+def test_gaps_lead_from_one_due_step_to_the_next(triggers, start):
+    fired = [trigger.counts_from(start) for trigger in triggers]
+    due = []
+    for step in range(start + 1, start + 60):
+        firing = [i for i, trigger in enumerate(triggers) if trigger.due(step, 0.0, fired[i])]
+        for i in firing:
+            fired[i] = step
+        due += [step] if firing else []
+    found, step = [], start
+    for gap in gaps(triggers, start):
+        step += gap
+        if step >= start + 60:
+            break
+        found.append(step)
+    assert found == due
+
+
+@given(st.integers(1, 400), st.integers(1, 60))
+def test_the_best_length_needs_the_fewest_calls(gap, most):
+    best = best_length([every(steps=gap)], 0, most)
+
+    def calls(length):
+        return gap // length + gap % length
+
+    assert 1 <= best <= most
+    assert calls(best) == min(map(calls, range(1, most + 1)))
+
+
+@pytest.mark.parametrize("fuse", [0, -1, 2.5, "always"])
+def test_fuse_must_make_sense(fuse):
+    with pytest.raises(ValueError, match='fuse must be "auto" or a whole number >= 1'):
+        Loop(STEP, make_state(), PIPELINE, fuse=fuse)

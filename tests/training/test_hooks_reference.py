@@ -1,0 +1,571 @@
+"""The recorded events of the reference's monitored sessions, in our terms.
+
+Its `begin` is our first `start`, `after_create_session` our `begin`, `before_run` and `after_run` our `before_step` and
+`after_step`; the error for the end of its input is our EndOfData, and AbortedError a runtime error that says "ABORTED".
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+from regression import init_params, loss_fn
+
+from ftrain import TrainState, make_step, optimizers
+from ftrain.checkpoints import CheckpointManager
+from ftrain.coordination import EndOfData
+from ftrain.hooks import (
+    CheckpointSaver,
+    FeedBatch,
+    FinalOps,
+    Logging,
+    NotFiniteError,
+    SaveListener,
+    StepCounter,
+    StopAtStep,
+    StopOnNaN,
+    SummarySaver,
+    WaitForStep,
+)
+from ftrain.summaries import read_events, read_metrics
+from ftrain.training import Hook, Loop, Scaffold, every, never, timer
+
+pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("no_thread_left")]
+CASES = references.cases("hooks")
+SGD = optimizers.gradient_descent(0.1)
+STEP = make_step(loss_fn, SGD)
+ERRORS = {
+    "ValueError": lambda: ValueError("from the hook"),
+    "OutOfRangeError": lambda: EndOfData("no more"),
+    "StopIteration": lambda: StopIteration("no more"),
+    "KeyboardInterrupt": lambda: KeyboardInterrupt("ctrl-c"),
+    "AbortedError": lambda: jax.errors.JaxRuntimeError("ABORTED: preempted"),
+    "UnavailableError": lambda: jax.errors.JaxRuntimeError("UNAVAILABLE: gone"),
+    "CancelledError": lambda: jax.errors.JaxRuntimeError("CANCELLED: cancelled"),
+}
+EVENTS = {"start": "begin", "begin": "after_create_session", "before": "before_run", "after": "after_run", "end": "end"}
+
+
+def of(scenario, **wanted):
+    return [c for c in CASES if c["scenario"] == scenario and all(c.get(key) == value for key, value in wanted.items())]
+
+
+def name_of(case):
+    return ", ".join(str(case[key]) for key in ("description", "arguments", "save_steps", "session") if case.get(key))
+
+
+def state_at(step=0):
+    return TrainState.create(init_params(), SGD).replace(step=jnp.int32(step))
+
+
+class Recorder(Hook):
+    """Writes down its calls under the reference's names; raises, or asks to stop, once, where it is told to."""
+
+    when = every(steps=1)
+
+    def __init__(self, name, events, *, fails=None, times=1, stops=None):
+        self.name, self.events, self.fails, self.times, self.stops = name, events, fails, times, stops
+        self.started = False
+
+    def note(self, event, step, report=None):
+        recorded = {"who": self.name, "event": EVENTS[event]}
+        self.events.append(recorded if event == "start" else recorded | {"global_step": step})
+        if self.stops == (event, step):
+            self.events.append({"who": self.name, "event": "request_stop", "global_step": step})
+            report.stop("asked to")
+        if self.fails is not None and self.fails[:2] == (event, step) and self.times:
+            self.times -= 1
+            self.events.append({"who": self.name, "event": "raise", "error": self.fails[2]})
+            raise ERRORS[self.fails[2]]()
+
+    def start(self, state):
+        if not self.started:
+            self.note("start", 0)
+        self.started = True
+        return state
+
+    def begin(self, report):
+        self.note("begin", report.step)
+
+    def before_step(self, report, batch):
+        self.note("before", report.step, report)
+
+    def after_step(self, report):
+        self.note("after", report.step, report)
+
+    def end(self, report):
+        self.note("end", report.step)
+
+
+class Listener(SaveListener):
+    def __init__(self, name, events, stop_at=None):
+        self.name, self.events, self.stop_at = name, events, stop_at
+
+    def begin(self):
+        self.events.append({"who": self.name, "event": "begin"})
+
+    def before_save(self, step):
+        self.events.append({"who": self.name, "event": "before_save", "global_step": step})
+
+    def after_save(self, step):
+        self.events.append({"who": self.name, "event": "after_save", "global_step": step})
+        return step == self.stop_at
+
+    def end(self, step):
+        self.events.append({"who": self.name, "event": "end", "global_step": step})
+
+
+def drive(hooks, data, events, *, start=0, most=100, ask=True, loss=None, **options):
+    """`while not should_stop(): step()`, written down; an error that ends it is written down too."""
+    step = STEP if loss is None else make_step(loss, SGD)
+    try:
+        with Loop(step, state_at(start), data, hooks=hooks, fuse=1, **options) as loop:
+            for _ in range(most):
+                stop = loop.should_stop()
+                if ask:
+                    events.append({"who": "loop", "event": "should_stop", "value": stop})
+                if stop:
+                    break
+                loop.step()
+                if loop.stop_reason != "the data ended":
+                    events.append({"who": "loop", "event": "run", "returned": loop.steps_taken})
+                elif ask:  # the reference leaves the block here
+                    break
+        events.append({"who": "with block", "event": "left without error"})
+        return loop
+    except BaseException as error:  # noqa: BLE001 - compared with the recorded one
+        events.append({"who": "with block", "event": "error", "error": type(error)})
+        return error
+
+
+def recorded(case, *, without=()):
+    """The events of a case, with errors as we raise them, and only what we record."""
+    kept = []
+    for event in case["events"]:
+        if event["who"] in without:
+            continue
+        plain = {
+            key: event[key] for key in ("who", "event", "global_step", "value", "returned", "error") if key in event
+        }
+        if event["who"] in ("with block", "constructor") and "error" in event:
+            kinds = {"NanLossDuringTrainingError": NotFiniteError}
+            kind = event["error"]
+            plain = {"who": "with block", "event": "error", "error": kinds.get(kind) or type(ERRORS[kind]())}
+        kept.append(plain)
+    return kept
+
+
+@pytest.mark.parametrize("case", of("call order"), ids=name_of)
+def test_call_order(case, pipeline):
+    events = []
+    hooks = [Recorder(name, events) for name in "ABC"]
+    drive(hooks, pipeline, events, most=2, ask=False)
+    assert events == recorded(case)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_stop_is_asked_for(where, pipeline):
+    (case,) = of(f"request_stop in {where}_run")
+    events = []
+    drive([Recorder("A", events, stops=(where, 2)), Recorder("B", events)], pipeline, events)
+    assert events == recorded(case)
+
+
+def test_a_step_after_a_stop_is_refused(pipeline):
+    (case,) = of("run after a stop was requested")
+    assert case["events"][6]["error"] == "RuntimeError"
+    with Loop(STEP, state_at(), pipeline, fuse=1) as loop:
+        loop.step()
+        loop.request_stop("enough")
+        assert loop.should_stop()
+        with pytest.raises(RuntimeError, match="the run has been stopped: enough"):
+            loop.step()
+
+
+@pytest.mark.parametrize("case", of("feeds of hooks"), ids=name_of)
+def test_feeds(case):
+    """The caller's feed is our batch; that a hook replaces an entry of it is refused there, and wanted here."""
+    seen = []
+
+    def loss(params, batch, rng):
+        return jnp.sum(params["b"]) + jnp.sum(10 * batch["x"] + batch["y"])
+
+    batch = {"x": np.zeros(1, np.float32), "y": np.zeros(1, np.float32)}
+    batch |= {name: np.full(1, value, np.float32) for name, value in (case.get("caller_feed") or {}).items()}
+    feeds = [
+        FeedBatch(lambda step, feed=feed: {name: np.full(1, value, np.float32) for name, value in feed.items()})
+        for feed in case["hook_feeds"]
+    ]
+
+    class Reader(Hook):
+        when = every(steps=1)
+
+        def after_step(self, report):
+            seen.append(report.read("loss"))
+
+    def run():
+        with Loop(make_step(loss, SGD), state_at(), [batch], hooks=[*feeds, Reader()], fuse=1) as loop:
+            loop.step()
+
+    if case["description"] == "two hooks feed x":
+        with pytest.raises(RuntimeError, match="x is fed by two hooks"):
+            run()
+        return
+    run()
+    expected = 23.0 if case["description"] == "hook and caller feed x" else case["value"]
+    assert seen == [expected]
+
+
+def test_feeding_may_end_the_run_and_final_ops_run_at_the_end(pipeline):
+    (case,) = of("FeedFnHook and FinalOpsHook")
+    runs = [event for event in case["events"] if event["event"] == "run"]
+
+    def feed(step):
+        if step == len(runs):
+            raise StopIteration
+        return {}
+
+    final = FinalOps(lambda state: {"double": 2.0 * int(state.step)})
+    assert final.result is case["events"][0]["value"]
+    events = []
+    loop = drive([FeedBatch(feed), final], pipeline, events)
+    assert loop.steps_taken == len(runs)
+    assert events[-1]["event"] == "left without error"
+    assert final.result == {"double": 2.0 * len(runs)}
+
+
+@pytest.mark.parametrize("case", of("StopAtStepHook"), ids=name_of)
+def test_stop_at_step(case, pipeline):
+    """Ours takes no step if none is left to take, and refuses to take none at all."""
+    arguments, start = case["arguments"], case["restored_global_step"]
+    if 0 in arguments.values():
+        with pytest.raises(ValueError, match="must be a whole number >= 1, got 0"):
+            StopAtStep(**arguments)
+        return
+    events, expected = [], recorded(case)
+    if start >= arguments.get("last_step", start + 1):
+        expected = [{"who": "loop", "event": "should_stop", "value": True}, expected[-1]]
+    drive([StopAtStep(**arguments)], pipeline, events, start=start)
+    assert events == expected
+
+
+@pytest.mark.parametrize("case", of("StopAtStepHook arguments"), ids=name_of)
+def test_arguments_of_stop_at_step(case):
+    with pytest.raises(ValueError, match="needs either last_step or num_steps"):
+        StopAtStep(**case["arguments"])
+
+
+def test_stop_at_step_used_twice(pipeline):
+    (case,) = of("StopAtStepHook used twice")
+    hook, events = StopAtStep(num_steps=2), []
+    for number, start in ((1, 4), (2, 0)):
+        events.append({"who": "test", "event": f"session {number} with the same hook object"})
+        drive([hook], pipeline, events, start=start)
+    assert events == recorded(case)
+
+
+class Clock:
+    """Advances by so many seconds before every step."""
+
+    def __init__(self, seconds):
+        self.now, self.seconds = 0.0, seconds
+
+    def __call__(self):
+        return self.now
+
+
+class Ticking(Hook):
+    """Moves a clock before every step."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def before_step(self, report, batch):
+        self.clock.now += self.clock.seconds
+
+
+def checkpoints_on(case):
+    return [int(name.rpartition("-")[2]) for name in case["checkpoints_on_disk"]]
+
+
+@pytest.mark.parametrize("case", of("CheckpointSaverHook"), ids=name_of)
+def test_checkpoints(case, pipeline, tmp_path):
+    """With the reference's timer, and saving what it starts with; by default ours saves at multiples of the step."""
+    events, start = [], case.get("restored_global_step", 0)
+    names = sorted({event["who"] for event in case["events"] if event["who"].startswith("listener")})
+    timing = {"steps": case["save_steps"]} if "save_steps" in case else {"secs": case["save_secs"]}
+    saver = CheckpointSaver(
+        tmp_path,
+        when=timer(**timing, at_once=False),
+        keep=99,
+        at_start=True,
+        listeners=[Listener(name, events) for name in names],
+    )
+    clock = Clock(4.0)
+    hooks = [Ticking(clock), saver, StopAtStep(num_steps=case.get("num_steps", 10))]
+    drive(hooks, pipeline, events, start=start, ask="save_steps" in case, clock=clock)
+    assert events == recorded(case)
+    assert CheckpointManager(tmp_path).steps() == checkpoints_on(case)
+
+
+def test_a_listener_may_ask_to_stop(pipeline, tmp_path):
+    case = of("CheckpointSaverListener")[0]
+    events = []
+    when = timer(steps=case["save_steps"], at_once=False)
+    listeners = [Listener("listener", events, stop_at=4)]
+    saver = CheckpointSaver(tmp_path, when=when, at_start=True, listeners=listeners)
+    drive([saver, StopAtStep(9)], pipeline, events)
+    assert events == recorded(case, without=("after",))
+    assert CheckpointManager(tmp_path).steps() == checkpoints_on(case)
+
+
+def test_a_listener_may_ask_to_stop_before_the_first_step(pipeline, tmp_path):
+    """The reference goes on."""
+    saver = CheckpointSaver(tmp_path, at_start=True, listeners=[Listener("listener", [], stop_at=0)])
+    assert drive([saver], pipeline, []).steps_taken == 0
+
+
+def test_rotation_over_a_restart(pipeline, tmp_path):
+    """Ours counts in multiples of the step, so it saves step 6 and 8 where the reference saves 7 and 9."""
+    (case,) = of("rotation over a restart")
+    kept = []
+    for last in (5, 10):
+        drive([CheckpointSaver(tmp_path, when=every(steps=2), keep=3), StopAtStep(last)], pipeline, [])
+        kept.append(CheckpointManager(tmp_path).steps())
+    assert kept[0] == checkpoints_on(case["events"][0])
+    assert kept[1] == [6, 8, 10]
+    drive([CheckpointSaver(tmp_path / "timer", when=timer(steps=2, at_once=False)), StopAtStep(5)], pipeline, [])
+    saver = CheckpointSaver(tmp_path / "timer", when=timer(steps=2, at_once=False))
+    drive([saver, StopAtStep(10)], pipeline, [])
+    assert saver.manager.steps() == checkpoints_on(case["events"][1])
+
+
+@pytest.mark.parametrize("case", of("SummarySaverHook"), ids=name_of)
+def test_summaries(case, pipeline, tmp_path):
+    start = case.get("restored_global_step", 0)
+    timing = {"steps": case["save_steps"]} if "save_steps" in case else {"secs": case["save_secs"]}
+    expected = [event["global_step"] for event in case["events"] if event["event"] == "add_summary"]
+    runs = [event["returned"] for event in case["events"] if event["event"] == "run"]
+    last = runs[-1] if runs else expected[-1]
+    clock = Clock(3.0)
+    saver = SummarySaver(tmp_path, when=timer(**timing))
+    drive([Ticking(clock), saver, StopAtStep(last)], pipeline, [], start=start, clock=clock)
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == expected
+    (file,) = tmp_path.glob("events.out.tfevents.*")
+    log = [event.step for event in read_events(file) if event.HasField("session_log")]
+    assert log == [event["global_step"] for event in case["events"] if event["event"] == "add_session_log"]
+
+
+@pytest.mark.parametrize("case", of("StepCounterHook"), ids=name_of)
+def test_speed(case, pipeline):
+    published = []
+
+    class Receiver(Hook):
+        def receive(self, step, values):
+            published.append((step, values["steps_per_second"]))
+
+    clock, start = Clock(0.25), case["restored_global_step"]
+    expected = [
+        (event["global_step"], event["values"]["global_step/sec"])
+        for event in case["events"]
+        if event["event"] == "add_summary"
+    ]
+    counter = StepCounter(when=timer(steps=case["every_n_steps"]))
+    drive([Ticking(clock), counter, Receiver(), StopAtStep(expected[-1][0])], pipeline, [], start=start, clock=clock)
+    assert published == expected
+
+
+@pytest.mark.parametrize("case", [c for c in of("LoggingTensorHook") if "arguments" in c], ids=name_of)
+def test_logging(case, pipeline):
+    """The reference evaluates its tensors once more after the last run, so its line at the end is one of ours only if
+    no line was written for the last step."""
+    lines, arguments, clock = [], case["arguments"], Clock(0.75)
+    timing = {"every_n_iter": "steps", "every_n_secs": "secs"}
+    chosen = {timing[key]: value for key, value in arguments.items() if key in timing}
+    logging = Logging(
+        ["loss"],
+        when=timer(**chosen) if chosen else never(),
+        at_end=arguments.get("at_end", False),
+        write=lambda line: lines.append(line),
+    )
+    runs = [event["returned"] for event in case["events"] if event["event"] == "run"]
+    start = case["restored_global_step"]
+    drive([Ticking(clock), logging, StopAtStep(runs[-1])], pipeline, [], start=start, clock=clock)
+    order = [event for event in case["events"] if event["who"] in ("log", "loop")]
+    expected = [order[i + 1]["returned"] for i, event in enumerate(order[:-1]) if event["who"] == "log"]
+    if arguments.get("at_end"):
+        expected = list(dict.fromkeys([*expected, runs[-1]]))
+    assert [int(line.split()[1].rstrip(":")) for line in lines if line.startswith("step ")] == expected
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_log_that_would_never_be_written_is_refused(number):
+    assert {case["error"] for case in of("LoggingTensorHook arguments")} == {"ValueError"}
+    with pytest.raises(ValueError, match=f"needs steps > 0, got {number}"):
+        Logging(when=timer(steps=number))
+
+
+def test_a_formatter(pipeline):
+    lines = []
+    logging = Logging(["loss"], when=timer(steps=2), write=lines.append, format=lambda values: f"formatted {[*values]}")
+    drive([logging, StopAtStep(5)], pipeline, [])
+    assert lines == [f"step {step}: formatted ['loss']" for step in (1, 3, 5)]
+
+
+def exploding(batch_number, bad):
+    def loss(params, batch, rng):
+        value, metrics = loss_fn(params, batch, rng)
+        return jnp.where(batch["number"][0] == batch_number, bad, value), metrics
+
+    return loss
+
+
+def numbered(pipeline, count=20):
+    return [pipeline.batch(n) | {"number": np.full(8, n)} for n in range(count)]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_nan(fails, pipeline):
+    (case,) = of("NanTensorHook", fail_on_nan_loss=fails)
+    events = []
+    hooks = [Recorder("A", events), StopOnNaN("loss", action="raise" if fails else "stop"), Recorder("B", events)]
+    drive(hooks, numbered(pipeline), events, loss=exploding(3, jnp.nan))
+    expected = recorded(case)
+    if fails:  # our guard comes before every hook's after_step
+        expected.remove({"who": "A", "event": "after_run", "global_step": 4})
+    assert events == expected
+
+
+def test_infinity_counts_too(pipeline):
+    """The reference lets it pass."""
+    error = drive([StopOnNaN("loss")], numbered(pipeline), [], loss=exploding(1, jnp.inf))
+    assert isinstance(error, NotFiniteError)
+    assert error.step == 2
+
+
+@pytest.mark.parametrize("case", of("GlobalStepWaiterHook"), ids=lambda case: str(case["wait_until_step"]))
+def test_waiting_for_a_step(case, pipeline):
+    sleeps = []
+    start = case["restored_global_step"]
+    hook = WaitForStep(case["wait_until_step"], read=lambda: start + len(sleeps), sleep=sleeps.append)
+    drive([hook], pipeline, [], start=start, most=2)
+    assert sleeps == [event["seconds"] for event in case["events"] if event["event"] == "sleep"]
+
+
+def test_the_end_of_the_data(pipeline):
+    """Ours has no batch to show before a step that does not come."""
+    (case,) = of("OutOfRangeError inside run")
+    events = []
+    drive([Recorder("A", events), Recorder("B", events)], [pipeline.batch(step) for step in range(3)], events)
+    missing = [{"who": who, "event": "before_run", "global_step": 3} for who in "AB"]
+    assert events == [event for event in recorded(case) if event not in missing]
+
+
+@pytest.mark.parametrize("case", of("error in the with block"), ids=name_of)
+def test_an_error_in_the_block(case, pipeline):
+    kind, events = case["description"].split()[0], []
+    expected = recorded(case)
+    try:
+        with Loop(STEP, state_at(), pipeline, hooks=[Recorder("A", events)], fuse=1) as loop:
+            loop.step()
+            events.append({"who": "loop", "event": "raise", "error": kind})
+            raise ERRORS[kind]()
+        events.append({"who": "with block", "event": "left without error"})
+    except BaseException as error:  # noqa: BLE001 - compared with the recorded one
+        events.append({"who": "with block", "event": "error", "error": type(error)})
+    assert events == expected
+
+
+@pytest.mark.parametrize("case", of("error in a hook"), ids=name_of)
+def test_an_error_in_a_hook(case, pipeline):
+    """If one hook's `end` fails, ours still calls those of the others, which may have a state to save."""
+    kind, _, where, *_ = case["description"].split()
+    names = {"before_run": "before", "after_run": "after", "end": "end", "after_create_session": "begin"}
+    steps = {"before_run": 1, "after_run": 2, "end": 3, "after_create_session": 0}
+    events = []
+    hooks = [
+        Recorder(name, events, fails=(names[where], steps[where], kind) if name == "B" else None) for name in "ABC"
+    ]
+    drive([*hooks, StopAtStep(3)], pipeline, events)
+    expected = recorded(case)
+    if where == "end":
+        expected.insert(-1, {"who": "C", "event": "end", "global_step": 3})
+    if kind == "OutOfRangeError" and where in ("before_run", "after_run"):
+        assert events[-1] == {"who": "with block", "event": "left without error"}
+    assert events == expected
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in of("recovery") if "last_step" in c],
+    ids=lambda case: f"{case['description'][:40]}, {case.get('save_steps')}",
+)
+def test_recovery(case, pipeline, tmp_path):
+    """Ours does not save again the checkpoint that it went on from."""
+    kind, _, _, where, *_ = case["description"].split()
+    events = []
+    fails = (where.removesuffix("_run"), 5, kind)
+    hooks = [Recorder("A", events, fails=fails)]
+    if case.get("save_steps"):
+        saver = CheckpointSaver(
+            tmp_path,
+            when=timer(steps=case["save_steps"], at_once=False),
+            keep=99,
+            at_start=True,
+            listeners=[Listener("listener", events)],
+        )
+        hooks.append(saver)
+    drive([*hooks, StopAtStep(case["last_step"])], pipeline, events)
+    expected = recorded(case)
+    again = next((i for i, event in enumerate(expected) if event["event"] == "raise"), len(expected))
+    repeated = [{"who": "listener", "event": event, "global_step": 4} for event in ("before_save", "after_save")]
+    expected = [event for i, event in enumerate(expected) if i < again or event not in repeated]
+    assert events == expected
+    assert CheckpointManager(tmp_path).steps() == checkpoints_on(case)
+
+
+def test_recovery_at_the_start(pipeline):
+    case = next(c for c in of("recovery") if "twice" in c["description"])
+    events = []
+    drive([Recorder("A", events, fails=("begin", 0, "AbortedError"), times=2), StopAtStep(1)], pipeline, events)
+    assert events == recorded(case)
+
+
+def test_recovery_counts_steps_from_the_first_start(pipeline):
+    case = next(c for c in of("recovery") if "num_steps" in c["description"])
+    events = []
+    hooks = [Recorder("A", events, fails=("before", 2, "AbortedError")), StopAtStep(num_steps=4)]
+    drive(hooks, pipeline, events)
+    assert events == recorded(case)
+
+
+def test_without_recovery(pipeline):
+    (case,) = of("no recovery in SingularMonitoredSession")
+    events = []
+    drive([Recorder("A", events, fails=("before", 1, "AbortedError"))], pipeline, events, recoveries=0)
+    assert events == recorded(case)
+
+
+@pytest.mark.parametrize("case", of("Scaffold"), ids=lambda case: str(case["restored_global_step"]))
+def test_scaffold(case, pipeline):
+    """Our initial state takes the place of the init op."""
+    events, start = [], case["restored_global_step"]
+
+    class Restorer(Hook):
+        def start(self, state):
+            return state.replace(step=jnp.int32(start)) if start else state
+
+    def initialise(state):
+        events.append({"who": "scaffold", "event": "init_fn", "global_step": int(state.step)})
+        return state
+
+    def initialise_locally(state):
+        events.append({"who": "scaffold", "event": "local_init_op"})
+        return state
+
+    scaffold = Scaffold(init_fn=initialise, local_init_fn=initialise_locally)
+    hooks = [Recorder("A", events), Restorer()]
+    with Loop(STEP, state_at(), pipeline, hooks=hooks, fuse=1, scaffold=scaffold) as loop:
+        loop.step()
+        events.append({"who": "loop", "event": "run", "returned": loop.steps_taken})
+    assert events == [event for event in recorded(case) if event["event"] != "init_op"]
