@@ -1,11 +1,12 @@
 """Fusing: how many steps one compiled call takes."""
 
 import dataclasses
+import functools
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,6 @@ import numpy as np
 
 from ftrain.coordination import Coordinator
 from ftrain.data import Piece, stack
-from ftrain.training.objective import Batch
 from ftrain.training.program import Program
 from ftrain.training.state import TrainState
 from ftrain.training.timing import Timing
@@ -58,7 +58,11 @@ def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
 
 
 class Fuser:
-    """Decides how many steps a fused call takes: so many at most, or, with "auto", what a trial finds to be best."""
+    """Decides how many steps a fused call takes: so many at most, or, with "auto", what is found to be fastest.
+
+    Either way they are fused only if a trial shows that this changes no bit. (A compiler may choose another way to
+    compute a convolution, say, inside of a loop.)
+    """
 
     def __init__(self, fuse: Fuse, program: Program, coordinator: Coordinator):
         if fuse != "auto" and (not isinstance(fuse, int) or fuse < 1):
@@ -67,112 +71,126 @@ class Fuser:
         self.trial: Trial | None = None
         self._fuse: Fuse = fuse
         self._program, self._coordinator = program, coordinator
-        self._decided = False
+        self._decided = fuse == 1
 
     def begin(self, triggers: Sequence[Trigger], start: int) -> None:
         """A run begins, or begins anew, whose hooks have these triggers."""
-        if self._decided:
-            return
-        if self._fuse != "auto":
-            self.length, self._decided = best_length(triggers, start, self._fuse), True
-            return
-        length = best_length(triggers, start, AUTO_STEPS)
-        self.trial = Trial(self._program, length, self._coordinator) if length > 1 else None
+        if not self._decided:
+            choose = functools.partial(best_length, triggers, start)
+            self.trial = Trial(self._program, choose, self._fuse, self._coordinator)
 
     def give_up(self) -> bool:
         """Take one step a call for good; whether that changes anything."""
-        changes = self._fuse != 1 and not (self._decided and self.length == 1)
+        changes = self.trial is not None or self.length > 1
         self.length, self.trial, self._decided = 1, None, True
         return changes
 
-    def measure(self, timing: Timing, state: TrainState, piece: Piece) -> None:
-        """All steps so far are finished: go on with the trial, if there is hope."""
-        if self.trial is not None and not self.trial.measure(timing.dispatch, timing.device, state, piece):
+    def explore(self, timing: Timing, state: TrainState, piece: Piece) -> None:
+        """All steps so far are finished, the last of them with this piece: go on with the trial, if there is hope."""
+        if self.trial is not None and not self.trial.explore(timing.dispatch, timing.device, state, piece):
             self.give_up()
 
-    def judge(self, fused: tuple[TrainState, float] | None, state: TrainState, seconds: float) -> str:
-        """Decide: the trial's steps led to the state and took the seconds in `fused`, single ones these."""
+    def judge(self, fused: "Taken | None", single: "Taken") -> str:
+        """Decide, from the same steps taken both ways; answers with what there is to say of it."""
         length = 1 if self.trial is None else self.trial.length
         self.give_up()
         if fused is None:
             return ""
-        leaf = first_difference(state, fused[0])
+        leaf = first_difference(fused, single)
         if leaf is not None:
-            return f"steps are not fused: fused ones give other bits, in leaf {leaf} first"
-        if fused[1] > LEAST_GAIN * seconds:
+            return f"steps are not fused: fused ones give other bits, in {leaf} first"
+        share = fused.seconds / single.seconds
+        if self._fuse == "auto" and share > LEAST_GAIN:
             return ""
         self.length = length
-        return f"{length} steps are fused into one call, in {fused[1] / seconds:.0%} of the time"
+        return f"{length} steps are fused into one call, in {share:.0%} of the time" if self._fuse == "auto" else ""
+
+
+class Taken(NamedTuple):
+    """Some steps that were taken: where they led to, what they measured, and the time they took."""
+
+    state: TrainState
+    metrics: np.ndarray
+    seconds: float
 
 
 class Trial:
-    """Finds out, while a run goes on in single steps, whether fused ones are as exact, and faster.
+    """Finds out, while a run goes on in single steps, whether fused ones are as exact and, for "auto", faster.
 
-    First some single steps are measured: long ones that are quickly dispatched gain nothing. Then a thread compiles the
-    fused call. At last some steps are taken both ways, and their states compared bit by bit, and their times.
+    For that some single steps are measured first: long ones that are quickly dispatched gain nothing. Then a thread
+    compiles the fused call. At last some steps are taken both ways, and compared bit by bit.
     """
 
-    def __init__(self, program: Program, length: int, coordinator: Coordinator):
-        self.length = length
-        self._program, self._coordinator = program, coordinator
-        self._steps = 0
-        self._mark = (0.0, 0.0)
+    def __init__(self, program: Program, choose: Callable[[int], int], fuse: Fuse, coordinator: Coordinator):
+        self.length = 0
+        self._program, self._choose, self._fuse, self._coordinator = program, choose, fuse, coordinator
+        self._marks = (WARM_UP, WARM_UP + MEASURED) if fuse == "auto" else (1,)
+        self._steps, self._before = 0, (0.0, 0.0)
         self._compiled = threading.Event()
 
     def is_mark(self) -> bool:
-        """Called after every single step: whether all steps should be finished now, and `measure` called."""
+        """Called after every single step: whether all steps should be finished now, and `explore` called."""
         self._steps += 1
-        return self._steps in (WARM_UP, WARM_UP + MEASURED)
+        return self._steps in self._marks
 
-    def measure(self, dispatch: float, device: float, state: TrainState, piece: Piece) -> bool:
+    def explore(self, dispatch: float, device: float, state: TrainState, piece: Piece) -> bool:
         """Take the seconds that dispatching, and waiting for the device, took so far; False if fusing is hopeless."""
-        if self._steps == WARM_UP:
-            self._mark = dispatch, device
-            self.length = min(self.length, max(1, AUTO_BYTES // max(1, count_bytes(piece.batch))))
-            return self.length > 1 and count_bytes(state) <= STATE_BYTES
-        dispatch, device = dispatch - self._mark[0], device - self._mark[1]
-        seconds = (dispatch + device) / MEASURED
-        if seconds > LONG_STEP and dispatch < DISPATCH_SHARE * (dispatch + device):
+        if self._steps == self._marks[0]:
+            self._before = dispatch, device
+            room = AUTO_BYTES // max(1, count_bytes(piece.batch))
+            self.length = self._choose(self._fuse if isinstance(self._fuse, int) else min(AUTO_STEPS, max(1, room)))
+            if self.length == 1 or (self._fuse == "auto" and count_bytes(state) > STATE_BYTES):
+                return False
+        if self._steps < self._marks[-1]:
+            return True
+        dispatch, device = dispatch - self._before[0], device - self._before[1]
+        is_long = dispatch + device > LONG_STEP * MEASURED
+        if is_long and dispatch < DISPATCH_SHARE * (dispatch + device):
             return False
-        several = self._program.put(stack([piece] * self.length).batch, self.length)
-        shapes = jax.tree.map(_shape, (state, several))
-        compiler = threading.Thread(
-            target=self._compile, args=(*shapes, piece.kind), name="ftrain-compile", daemon=True
-        )
-        self._coordinator.register_thread(compiler)
-        compiler.start()
+        self._compile_behind(state, piece)
         return True
-
-    def _compile(self, state: TrainState, batch: Batch, kind: int) -> None:
-        with self._coordinator.stop_on_exception():
-            self._program.compile(state, Piece(self.length, batch, kind))
-            self._compiled.set()
 
     def is_ready(self) -> bool:
         """Whether the fused call is compiled, and can be compared with single steps."""
         return self._compiled.is_set()
 
-    def take(self, state: TrainState, pieces: list[Piece]) -> tuple[TrainState, float]:
-        """The state that fused steps lead to from a copy of `state`, and the seconds they take."""
+    def take(self, state: TrainState, pieces: list[Piece]) -> Taken:
+        """The steps of these pieces, fused, from a copy of `state`."""
         several = stack(pieces)
         several = dataclasses.replace(several, batch=self._program.put(several.batch, several.count))
-        seconds = 0.0
-        result = state
-        for _ in range(2):  # the first call of a program takes longer than others
-            result = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        taken: Taken | None = None
+        for _ in range(2 if self._fuse == "auto" else 1):  # the first call of a program takes longer than others
+            copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
             started = time.perf_counter()
-            result, metrics = self._program(result, several, 1)
+            result, metrics = self._program(copy, several, 1)
             metrics.wait()
-            seconds = time.perf_counter() - started
-        return result, seconds
+            taken = Taken(result, metrics.table(), time.perf_counter() - started)
+        assert taken is not None
+        return taken
+
+    def _compile_behind(self, state: TrainState, piece: Piece) -> None:
+        """Compile the fused call in a thread."""
+        several = self._program.put(stack([piece] * self.length).batch, self.length)
+        shapes = jax.tree.map(_shape, (state, several))
+
+        def compile() -> None:
+            with self._coordinator.stop_on_exception():
+                self._program.compile(shapes[0], Piece(self.length, shapes[1], piece.kind))
+                self._compiled.set()
+
+        thread = threading.Thread(target=compile, name="ftrain-compile", daemon=True)
+        self._coordinator.register_thread(thread)
+        thread.start()
+        if self._fuse != "auto":  # who asks for it wants it from the start
+            thread.join()
 
 
-def first_difference(one: TrainState, other: TrainState) -> str | None:
-    """The name of the first leaf whose bits differ."""
-    for (name, left), right in zip(named_leaves(one).items(), jax.tree.leaves(other), strict=True):
+def first_difference(one: Taken, other: Taken) -> str | None:
+    """The name of the first leaf of the state, or else of the metrics, whose bits differ."""
+    for (name, left), right in zip(named_leaves(one.state).items(), jax.tree.leaves(other.state), strict=True):
         if _bits(left) != _bits(right):
-            return name
-    return None
+            return f"leaf {name}"
+    return None if one.metrics.tobytes() == other.metrics.tobytes() else "the metrics"
 
 
 def _bits(leaf: jax.Array) -> bytes:

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.coordination import Coordinator, EndOfData
 from ftrain.data import Piece, Pipeline
 from ftrain.training.agenda import Agenda
 from ftrain.training.compilation import use_compilation_cache
-from ftrain.training.fusing import Fuse, Fuser
+from ftrain.training.fusing import Fuse, Fuser, Taken
 from ftrain.training.hook import Hook, Report, Value
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
@@ -57,7 +58,8 @@ class Loop:
       state: to start from, or a function that makes it. A state stays usable, as the loop works on a copy, and is kept
         to recover from; a function is called again instead, and takes no memory.
       fuse: how many steps, up to the next one at which a hook is due, `advance` takes in one compiled call; "auto"
-        finds out by measuring. Fused or not, hooks see the same and the numbers are the same.
+        finds out by measuring. Fused or not, hooks see the same, and the numbers are the same bit for bit: a trial
+        makes sure of it, and steps whose bits it changes are not fused.
       scaffold: what is done to the state before the run starts with it.
       recoveries: how often, without getting further, a run goes on from the newest checkpoint, or from its start, after
         an error of the runtime that may go away ("ABORTED", "UNAVAILABLE").
@@ -293,18 +295,23 @@ class Loop:
             return
         if trial.is_mark():
             self._settle(0)
-            self._fuser.measure(self.timing, self.state, self._piece)
-        elif trial.is_ready() and self._agenda.next_step - self._count >= trial.length:
+            self._fuser.explore(self.timing, self.state, self._piece)
+        if trial.is_ready() and self._agenda.next_step - self._count >= trial.length:
             pieces = self._supply.take_singles(trial.length)
             self._settle(0)
-            result = trial.take(self.state, pieces) if pieces else None
-            spent = self.timing.dispatch + self.timing.device
-            for piece in pieces:
-                self._dispatch(piece)
-            self._settle(0)
-            notice = self._fuser.judge(result, self.state, self.timing.dispatch + self.timing.device - spent)
+            fused = trial.take(self.state, pieces) if pieces else None
+            notice = self._fuser.judge(fused, self._take_singly(pieces))
             if notice:
                 self._notice(notice)
+
+    def _take_singly(self, pieces: list[Piece]) -> Taken:
+        spent, metrics = self.timing.dispatch + self.timing.device, []
+        for piece in pieces:
+            self._dispatch(piece)
+            metrics.append(self._metrics)
+        self._settle(0)
+        seconds = self.timing.dispatch + self.timing.device - spent
+        return Taken(self.state, np.concatenate([each.table() for each in metrics] or [np.zeros(0)]), seconds)
 
     def _fed(self, batch: Batch) -> Batch:
         """The batch with what hooks put into it."""

@@ -12,8 +12,9 @@ from ftrain import TrainState, make_step, optimizers
 from ftrain.cluster import make_mesh
 from ftrain.data import ArraySource, Pipeline
 from ftrain.hooks import CheckpointSaver, FeedBatch, NotFiniteError, StopAtStep, StopOnNaN
+from ftrain.tasks.digits import classify, init_classifier
 from ftrain.training import Hook, Loop, at, every, first, fusing, never, timer
-from ftrain.training.fusing import best_length, first_difference, gaps
+from ftrain.training.fusing import Taken, best_length, first_difference, gaps
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 ADAM = optimizers.adam(0.05)
@@ -213,18 +214,39 @@ def test_auto_leaves_long_steps_alone():
 
 
 def test_auto_does_not_fuse_what_would_give_other_bits(monkeypatch):
-    monkeypatch.setattr(fusing, "first_difference", lambda one, other: "params/w")
+    monkeypatch.setattr(fusing, "first_difference", lambda one, other: "leaf params/w")
     notices = Notices()
     loop = run([notices, StopAtStep(20_000)], "auto")
     assert notices.texts == ["steps are not fused: fused ones give other bits, in leaf params/w first"]
     assert loop._fuser.length == 1
 
 
+def test_convolutions_keep_their_bits_whatever_is_asked_for():
+    rng = np.random.default_rng(0)
+    arrays = {"image": rng.random((64, 8, 8, 1), np.float32), "label": rng.integers(0, 10, 64).astype(np.int32)}
+    data = Pipeline(ArraySource(arrays), batch_size=16)
+
+    def loss(params, batch, rng):
+        logits = classify(params, batch["image"], dropout=0.25, rng=rng)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[jnp.arange(16), batch["label"]])
+
+    def train(fuse):
+        state = TrainState.create(init_classifier(jax.random.key(0), channels=8, hidden=32), ADAM)
+        with Loop(make_step(loss, ADAM), state, data, hooks=[StopAtStep(60)], fuse=fuse) as loop:
+            while not loop.should_stop():
+                loop.advance()
+        return bits(loop.state)
+
+    assert train(10) == train(1)
+
+
 def test_the_first_leaf_that_differs_is_named():
-    one = make_state()
-    other = one.replace(params=one.params | {"w": one.params["w"].at[1].set(-0.0)})  # equal as numbers, not as bits
+    state, metrics = make_state(), np.zeros((3, 2))
+    other = state.replace(params=state.params | {"w": state.params["w"].at[1].set(-0.0)})  # equal, but not as bits
+    one = Taken(state, metrics, 1.0)
     assert first_difference(one, one) is None
-    assert first_difference(one, other) == "params/w"
+    assert first_difference(one, Taken(other, metrics, 1.0)) == "leaf params/w"
+    assert first_difference(one, Taken(state, metrics + 1, 1.0)) == "the metrics"
 
 
 def test_a_checkpoint_in_the_middle_resumes_to_the_same_bits(tmp_path):
