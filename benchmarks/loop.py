@@ -4,16 +4,19 @@
     python benchmarks/loop.py tiny mlp    # some of them
 
 Switched on: a log line and summaries every 100 steps, a NaN guard on every step, a step counter, and one checkpoint in
-each round. The bare loop is what one writes by hand: a donated jit call for each step, over batches that were made
-beforehand, and nothing else. Both run in one process and take turns in rounds, because the machine's speed drifts; the
-ratio is the median over the rounds. The job `mesh` runs in a process of its own with four virtual devices, `keras` if
-Keras 3 is installed (pip install keras).
+the middle of the run. The bare loop is what one writes by hand: a donated jit call for each step, over batches that
+were made beforehand, and nothing else. Both run in one process and take turns in rounds, because the machine's speed
+drifts; speeds and ratio are those of all rounds together. The job `mesh` runs in a process of its own with four virtual
+devices. If Keras 3 is installed (pip install keras) it is run on JAX beside the first two. `memory` shows how the
+process grows over 200,000 steps, `start` the time from `ftrain train configs/digits.toml` to its first step.
 """
 
 import argparse
+import importlib.util
 import itertools
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 DEVICES = 4
-if "mesh" in sys.argv[1:]:
+if "--here" in sys.argv:  # before jax is imported
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={DEVICES}"
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
 
-import ftrain
+import ftrain  # noqa: E402
 
 EXAMPLES, FEATURES, CLASSES = 8192, 64, 10
 
@@ -87,14 +90,15 @@ def many_leaves(count: int) -> tuple[Callable[[], Any], Callable[..., Any]]:
 JOBS = {
     "mlp": Job(*mlp(128), batch_size=128, steps=10_000),
     "tiny": Job(*mlp(16), batch_size=32, steps=40_000),
-    "long": Job(*mlp(640, 640), batch_size=512, steps=200),
+    "long": Job(*mlp(384, 384), batch_size=1024, steps=400),
     "leaves": Job(*many_leaves(1000), batch_size=32, steps=200, optimizer="adam"),
     "mesh": Job(*mlp(128), batch_size=128, steps=1000, devices=DEVICES),
 }
+WITH_KERAS = ("mlp", "tiny")
 ABOUT = {
     "mlp": "MLP 64-128-10, batch 128",
     "tiny": "MLP 64-16-10, batch 32",
-    "long": "MLP 64-640-640-10, batch 512",
+    "long": "MLP 64-384-384-10, batch 1024",
     "leaves": "1,000 leaves, Adam",
     "mesh": "MLP 64-128-10 on 4 virtual devices",
 }
@@ -144,9 +148,9 @@ class BareLoop:
 
 
 class FtrainLoop:
-    """ftrain with everything switched on; each round ends with a checkpoint's step, so each has one of them."""
+    """ftrain with everything switched on, and a checkpoint after step `save_at`."""
 
-    def __init__(self, job: Job, arrays: dict[str, np.ndarray], directory: str, fuse: Any = "auto"):
+    def __init__(self, job: Job, arrays: dict[str, np.ndarray], directory: str, save_at: int = 0, fuse: Any = "auto"):
         hooks = ftrain.hooks
         optimizers = ftrain.optimizers
         optimizer = optimizers.momentum(0.01, 0.9) if job.optimizer == "sgd" else optimizers.adam(1e-3)
@@ -161,7 +165,7 @@ class FtrainLoop:
             hooks=[
                 hooks.Logging(write=self.notices.append, when=ftrain.every(steps=100)),
                 hooks.SummarySaver(directory, when=ftrain.every(steps=100)),
-                hooks.CheckpointSaver(Path(directory) / "checkpoints", when=ftrain.every(steps=job.steps)),
+                hooks.CheckpointSaver(Path(directory) / "checkpoints", when=ftrain.training.at(save_at)),
             ],
             mesh=ftrain.cluster.make_mesh(job.devices),
             fuse=fuse,
@@ -175,34 +179,114 @@ class FtrainLoop:
         return (self.loop.steps_taken - taken) / (time.perf_counter() - start)
 
 
+class KerasLoop:
+    """Keras 3 on JAX: `fit` with its progress bar off and nothing switched on."""
+
+    def __init__(self, job: Job, arrays: dict[str, np.ndarray]):
+        os.environ["KERAS_BACKEND"] = "jax"
+        import keras
+
+        widths = [leaf["b"].shape[0] for leaf in job.init()]
+        layers = [keras.layers.Dense(width, activation="relu") for width in widths[:-1]]
+        self.model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(widths[-1])])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.model.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss=loss)
+        self.arrays, self.batch_size = arrays, job.batch_size
+
+    def run(self, steps: int) -> float:
+        epochs = max(1, steps * self.batch_size // EXAMPLES)
+        start = time.perf_counter()
+        self.model.fit(self.arrays["x"], self.arrays["y"], batch_size=self.batch_size, epochs=epochs, verbose=0)
+        return epochs * EXAMPLES / self.batch_size / (time.perf_counter() - start)
+
+
 def compare(name: str, rounds: int) -> str:
     job, arrays = JOBS[name], make_arrays()
     pipeline = ftrain.data.Pipeline(ftrain.data.ArraySource(arrays), batch_size=job.batch_size)
     ready = [pipeline.batch(step) for step in range(64)]
+    keras = KerasLoop(job, arrays) if name in WITH_KERAS and importlib.util.find_spec("keras") else None
     with tempfile.TemporaryDirectory() as directory:
-        bare, ours = BareLoop(job, ready), FtrainLoop(job, arrays, directory)
+        middle = job.steps * (1 + rounds // 2) + job.steps // 2
+        bare, ours = BareLoop(job, ready), FtrainLoop(job, arrays, directory, save_at=middle)
+        loops = {"bare": bare.run, "ftrain": ours.run} | ({"keras": keras.run} if keras else {})
         with ours.loop:
-            bare.run(min(job.steps, 500))
-            ours.run(job.steps)  # until fusing is settled
-            pairs = [(bare.run(job.steps), ours.run(job.steps)) for _ in range(rounds)]
+            for run in loops.values():
+                run(job.steps)  # until all is compiled, and fusing is settled
+            speeds = [{each: run(job.steps) for each, run in loops.items()} for _ in range(rounds)]
             ours.loop.request_stop("done")
+        assert (Path(directory) / "checkpoints" / str(middle)).exists()
         fused = next((line for line in ours.notices if "fused" in line), "steps are not fused")
-    speeds = [statistics.median(pair[i] for pair in pairs) for i in (0, 1)]
-    ratio = statistics.median(own / other for other, own in pairs)
-    return f"{ABOUT[name]:<36}{speeds[0]:>10,.0f}{speeds[1]:>10,.0f}{ratio:>8.2f}   {fused}"
+    # The harmonic mean: all steps of a loop by all of its time.
+    means = {each: statistics.harmonic_mean(row[each] for row in speeds) for each in loops}
+    columns = [means["bare"], means["ftrain"]]
+    shown = f"{means['keras'] / means['bare']:>8.2f}" if keras else f"{'':>8}"
+    ratio = means["ftrain"] / means["bare"]
+    return f"{ABOUT[name]:<36}" + "".join(f"{each:>10,.0f}" for each in columns) + f"{ratio:>8.2f}{shown}   {fused}"
+
+
+def measure_memory(steps: int = 200_000) -> str:
+    """How much the process grows in the second half of a long run."""
+    with tempfile.TemporaryDirectory() as directory:
+        ours = FtrainLoop(JOBS["tiny"], make_arrays(), directory, save_at=steps // 4)
+        sizes = []
+        with ours.loop:
+            for _ in range(10):
+                ours.run(steps // 10)
+                ours.notices.clear()
+                sizes.append(resident_megabytes())
+            ours.loop.request_stop("done")
+    shown = ", ".join(f"{size:.0f}" for size in sizes)
+    return f"memory over {steps:,} steps, MB after each tenth: {shown}"
+
+
+def resident_megabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measure_start(times: int = 5) -> str:
+    """Seconds from the command to its first step, as a user waits for it; the first time fills the cache."""
+    command = [sys.executable, "-m", "ftrain", "train", "configs/digits.toml", "steps=1"]
+    seconds = []
+    for _ in range(times + 1):
+        with tempfile.TemporaryDirectory() as directory:
+            started = time.perf_counter()
+            process = subprocess.Popen([*command, f"run.directory={directory}/run"], stdout=subprocess.PIPE, text=True)
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("first step after"):
+                    seconds.append(time.perf_counter() - started)
+            process.wait()
+    return f"start to first step, warm cache, s: {', '.join(f'{each:.2f}' for each in seconds[1:])}"
+
+
+def in_own_process(name: str, rounds: int) -> str:
+    """A job that needs another number of devices."""
+    command = [sys.executable, __file__, name, "--rounds", str(rounds), "--here"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)}; all if none is named")
+    names = [*JOBS, "memory", "start"]
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(names)}; all if none is named")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for name in arguments.jobs:
-        if name not in JOBS:
-            parser.error(f"there is no job {name}; there are {', '.join(JOBS)}")
-    print(f"{'steps a second':<36}{'bare':>10}{'ftrain':>10}{'ratio':>8}", flush=True)
-    for name in arguments.jobs or JOBS:
-        print(compare(name, arguments.rounds), flush=True)
+        if name not in names:
+            parser.error(f"there is no job {name}; there are {', '.join(names)}")
+    print(f"{'steps a second':<36}{'bare':>10}{'ftrain':>10}{'ratio':>8}{'keras':>8}", flush=True)
+    for name in arguments.jobs or names:
+        if name == "memory":
+            line = measure_memory()
+        elif name == "start":
+            line = measure_start()
+        elif JOBS[name].devices > 1 and not arguments.here:
+            line = in_own_process(name, arguments.rounds)
+        else:
+            line = compare(name, arguments.rounds)
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

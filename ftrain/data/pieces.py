@@ -12,7 +12,7 @@ import numpy as np
 from ftrain.data.pipeline import Pipeline
 from ftrain.data.shapes import ShapeWatch
 
-CHUNK_BYTES = 1 << 20  # small batches are read several at a time, up to this many bytes
+CHUNK_BYTES = 4 << 20  # small batches are read several at a time, up to this many bytes
 CHUNK_STEPS = 16
 
 Put = Callable[[Any, int], Any]  # (batch, steps in it) -> the same on the devices

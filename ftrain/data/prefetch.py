@@ -1,16 +1,17 @@
 """Prefetching: a thread that makes the next batches while the device works on this one."""
 
 import itertools
-import queue
+import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from ftrain.coordination import Coordinator, EndOfData, LooperThread
+from ftrain.coordination import Coordinator, LooperThread
 from ftrain.data.pieces import Piece, Put, pieces
 from ftrain.data.pipeline import Pipeline
 
-DEPTH = 2  # lists of items that wait, ready, ahead of use
+DEPTH = 4  # lists of items that wait, ready, ahead of use
 T = TypeVar("T")
 
 
@@ -40,14 +41,16 @@ def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
 class Prefetcher(Generic[T]):
     """An iterator over the items of an iterator of lists of them, which a thread runs ahead.
 
-    What the iterator raises is raised by `next` here, after the items that came before it.
+    The thread makes lists until `depth` of them wait, and goes on when half of those are used up: it wakes up less
+    often than items are taken. What the iterator raises is raised by `next` here, after the items that came before it.
     """
 
     def __init__(self, lists: Iterator[list[T]], depth: int = DEPTH):
-        self._lists = lists
-        self._ready: queue.Queue[list[T] | None] = queue.Queue(depth)
+        self._lists, self._depth = lists, depth
+        self._ready: deque[list[T]] = deque()
+        self._changed = threading.Condition()
+        self._is_full = False
         self._items: Iterator[T] = iter(())
-        self._ended = False
         self._coordinator = Coordinator()
         LooperThread(self._coordinator, target=self._work, name="ftrain-prefetch").start()
 
@@ -57,38 +60,46 @@ class Prefetcher(Generic[T]):
     def __next__(self) -> T:
         for item in self._items:
             return item
-        if self._ended:
-            raise StopIteration
-        several = self._ready.get()
-        if several is not None:
-            self._items = iter(several)
-            return next(self)
-        self._ended = True
+        with self._changed:
+            while not self._ready and not self._coordinator.should_stop():
+                self._changed.wait()
+            if self._ready:
+                self._items = iter(self._ready.popleft())
+                if self._is_full and len(self._ready) <= self._depth // 2:
+                    self._is_full = False
+                    self._changed.notify_all()
+                return next(self)
         self._coordinator.join()  # raises what ended the thread, unless it was the end of the data
         raise StopIteration
 
     def close(self) -> None:
         """End the thread; it is gone when this returns, unless a read of the source hangs."""
-        self._ended, self._items = True, iter(())
         self._coordinator.request_stop()
+        with self._changed:
+            self._items = iter(())
+            self._ready.clear()
+            self._changed.notify_all()
         with suppress(Exception):  # of items that nobody has asked for
             self._coordinator.join(stop_grace_period_secs=10, ignore_live_threads=True)
 
     def _work(self) -> None:
+        """Make one list, and wait while there are enough."""
         try:
-            several = next(self._lists)
-        except StopIteration:
-            self._put(None)
-            raise EndOfData from None
-        except BaseException:
-            self._put(None)
+            made = next(self._lists, None)
+        except BaseException as error:
+            self._stop(error)
             raise
-        self._put(several)
+        if made is None:
+            self._stop(None)
+            return
+        with self._changed:
+            self._ready.append(made)
+            self._is_full = len(self._ready) >= self._depth
+            self._changed.notify_all()
+            while self._is_full and not self._coordinator.should_stop():
+                self._changed.wait()
 
-    def _put(self, several: list[T] | None) -> None:
-        while not self._coordinator.should_stop():
-            try:
-                self._ready.put(several, timeout=0.05)
-                break
-            except queue.Full:
-                continue
+    def _stop(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._coordinator.request_stop(error)
+            self._changed.notify_all()

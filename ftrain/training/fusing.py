@@ -173,12 +173,12 @@ class Trial:
         several = self._program.put(stack([piece] * self.length).batch, self.length)
         shapes = jax.tree.map(_shape, (state, several))
 
-        def compile() -> None:
+        def work() -> None:
             with self._coordinator.stop_on_exception():
                 self._program.compile(shapes[0], Piece(self.length, shapes[1], piece.kind))
                 self._compiled.set()
 
-        thread = threading.Thread(target=compile, name="ftrain-compile", daemon=True)
+        thread = threading.Thread(target=work, name="ftrain-compile", daemon=True)
         self._coordinator.register_thread(thread)
         thread.start()
         if self._fuse != "auto":  # who asks for it wants it from the start

@@ -33,6 +33,7 @@ from ftrain.training.timing import Timing, clock
 
 IN_FLIGHT = 8  # calls dispatched but not finished; without a bound, virtual devices deadlock and memory grows
 FUSED_IN_FLIGHT = 2  # of calls that take several steps: one that runs, one that waits
+QUICK = 0.01  # seconds that hooks may be told later, so that more calls are settled at a time
 FINISHED = (StopIteration, EndOfData)  # what ends a run cleanly, whoever raises it
 
 
@@ -260,12 +261,21 @@ class Loop:
         self._metrics.time = self._clock()
         due = self._agenda.due(self._count, self._metrics.time)
         self._in_flight.append(_Dispatched(self._metrics, piece, due))
-        waits = any(hook.needs_state for hook in due)
-        self._settle(0 if waits else IN_FLIGHT if piece.count == 1 else FUSED_IN_FLIGHT)
+        most = 0 if any(hook.needs_state for hook in due) else IN_FLIGHT if piece.count == 1 else FUSED_IN_FLIGHT
+        self._settle(most, also=len(self._in_flight) - most // 2 if len(self._in_flight) > most else 0)
 
-    def _settle(self, in_flight: int) -> None:
-        """Wait until at most `in_flight` calls are unfinished, and tell the hooks of the finished ones, in order."""
-        while len(self._in_flight) > in_flight or (self._in_flight and self._in_flight[0].metrics.is_ready()):
+    def _settle(self, in_flight: int, also: int = 0) -> None:
+        """Wait until at most `in_flight` calls are unfinished, and tell the hooks of the finished ones, in order.
+
+        To wake up less often, wait for so many in all as `also` says, if that does not take long.
+        """
+        entered = clock()
+        while self._in_flight and (
+            len(self._in_flight) > in_flight
+            or self._in_flight[0].metrics.is_ready()
+            or (also > 0 and clock() - entered < QUICK)
+        ):
+            also -= 1
             self._settling = metrics, piece, due = self._in_flight.popleft()
             started = clock()
             self._suspect = metrics.first

@@ -45,11 +45,14 @@ def test_it_runs_ahead_but_not_without_bound():
                 enough.set()
             yield [number]
 
-    batches = Prefetcher(count(), depth=3)
-    assert enough.wait(10)  # three wait in the queue, the fourth waits to get in
+    batches = Prefetcher(count(), depth=4)
+    assert enough.wait(10)  # four wait to be taken
     assert next(batches) == 0
+    assert made == [0, 1, 2, 3]  # no more are made until half of them are used up
+    assert next(batches) == 1
+    assert next(batches) == 2
     batches.close()
-    assert len(made) <= 6
+    assert len(made) <= 8
 
 
 def test_large_batches_are_not_read_many_at_a_time():
