@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from ftrain.data import ArraySource
+from ftrain.hooks import SaveListener
 from ftrain.tasks import Task
 
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
@@ -74,3 +75,33 @@ def slow() -> Task:
         return loss_fn(params, batch, rng)[0] + 0 * jax.lax.fori_loop(0, 40_000, spin, jnp.ones((700, 700)))[0, 0]
 
     return Task(init_params, loss, ArraySource(make_arrays()))
+
+
+class Printing(SaveListener):
+    """A listener that configs of tests name."""
+
+    def after_save(self, step):
+        print(f"saved {step}", flush=True)
+
+
+def feed_nothing(step: int):
+    return {}
+
+
+def note(report):
+    report.publish({"noted": float(report.step)})
+
+
+def final(state):
+    return {"final_step": int(state.step)}
+
+
+def exploding(*, at: int = 7) -> Task:
+    """Its loss becomes NaN at a step: the slope of a root is infinite at zero."""
+
+    def loss(params, batch, rng):
+        distance = jnp.abs(at - 1.0 - params["count"])
+        return loss_fn(params, batch, rng)[0] - params["count"] + 0 * jnp.sqrt(distance)
+
+    arrays = {name: array * 0.1 for name, array in make_arrays().items()}
+    return Task(lambda rng: init_params() | {"count": jnp.zeros(())}, loss, ArraySource(arrays))

@@ -13,6 +13,8 @@ from ftrain.data import Pipeline
 from ftrain.gradients import guard, loss_scaling
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
 from ftrain.training import Fuse, Hook, make_step
+from ftrain.training.fusing import check_fuse
+from ftrain.training.recovery import check_recoveries
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,16 @@ def plan(config: Config) -> Plan:
         calls[name] = call(name, section.function, table, config, given=section.given, beside=section.more())
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
+    _check("step.fuse", check_fuse, calls["step"].arguments["fuse"], config)
+    _check("run.recoveries", check_recoveries, calls["run"].arguments["recoveries"], config)
     return Plan(config, top, calls, _hooks(config))
+
+
+def _check(key: str, check: Callable[[Any], None], value: Any, config: Config) -> None:
+    try:
+        check(value)
+    except ValueError as error:
+        raise config.error(key, str(error)) from None
 
 
 def _hooks(config: Config) -> list[Call]:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every
-from ftrain.training.hook import Value
+from ftrain.training.hook import DATA_ENDED, Value
 
 
 class NotFiniteError(RuntimeError):
@@ -43,6 +43,10 @@ class StopAtStep(Hook):
 
     def after_step(self, report: Report) -> None:
         report.stop(f"step {self.last_step} was the last one asked for")
+
+    def end(self, report: Report) -> None:
+        if report.stop_reason == DATA_ENDED and report.step < (self.last_step or 0):
+            report.notice(f"{DATA_ENDED} after step {report.step}, before step {self.last_step}")
 
 
 class StopWhen(Hook):
@@ -126,7 +130,7 @@ class StopOnNaN(Hook):
         self._report = report
 
     def watch(self, metrics: Metrics) -> str | None:
-        if math.isfinite(metrics.table().sum()):  # so all of them are; this runs for every step, and must be quick
+        if np.isfinite(metrics.table()).all():  # this runs for every step, and must be quick
             return None
         if np.isfinite([metrics.column(name) for name in self.metrics]).all():
             return None

@@ -1,6 +1,9 @@
 """Handwritten digits: scikit-learn's 1,797 images of 8 x 8 pixels, and a small convolutional classifier."""
 
 import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +51,7 @@ def digits(*, channels: int = 32, hidden: int = 128, dropout: float = 0.25) -> T
 
 def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Training and test images, with values from 0 to 1, and their labels."""
-    try:
-        from sklearn import datasets
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("the task digits needs scikit-learn: pip install 'ftrain[examples]'") from error
-    images, labels = datasets.load_digits(return_X_y=True)
+    images, labels = _read_digits()
     arrays = {
         "image": (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32),
         "label": labels.astype(np.int32),
@@ -60,6 +59,21 @@ def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     held_out = np.zeros(len(labels), bool)
     held_out[np.random.default_rng(0).permutation(len(labels))[::TEST_SHARE]] = True
     return {k: v[~held_out] for k, v in arrays.items()}, {k: v[held_out] for k, v in arrays.items()}
+
+
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """The images, flat, and labels that come with scikit-learn; importing it would take most of a second."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("the task digits needs scikit-learn: pip install 'ftrain[examples]'")
+    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1]
+    from sklearn import datasets
+
+    bunch: Any = datasets.load_digits()
+    return bunch.data, bunch.target
 
 
 def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:

@@ -32,6 +32,11 @@ MEASURED = 8  # steps that are
 LEAST_GAIN = 0.95  # the share of the time that is fast enough to fuse
 
 
+def check_fuse(fuse: Fuse) -> None:
+    if fuse != "auto" and (not isinstance(fuse, int) or fuse < 1):
+        raise ValueError(f'fuse must be "auto" or a whole number >= 1, got {fuse!r}')
+
+
 def gaps(triggers: Sequence[Trigger], start: int) -> Iterator[float]:
     """The steps from one at which some hook is due by count to the next, infinity after the last."""
     step, fired = start, [trigger.counts_from(start) for trigger in triggers]
@@ -65,8 +70,7 @@ class Fuser:
     """
 
     def __init__(self, fuse: Fuse, program: Program, coordinator: Coordinator):
-        if fuse != "auto" and (not isinstance(fuse, int) or fuse < 1):
-            raise ValueError(f'fuse must be "auto" or a whole number >= 1, got {fuse!r}')
+        check_fuse(fuse)
         self.length = 1
         self.trial: Trial | None = None
         self._fuse: Fuse = fuse

@@ -11,6 +11,7 @@ from ftrain.training.state import TrainState
 from ftrain.training.trigger import Trigger, never
 
 Value = float | str  # a number, or a text
+DATA_ENDED = "the data ended"  # a reason to stop
 
 
 class Host(Protocol):
@@ -23,6 +24,7 @@ class Host(Protocol):
     @property
     def stop_reason(self) -> str | None: ...
     def request_stop(self, reason: str) -> None: ...
+    def notice(self, text: str) -> None: ...
     def flush(self) -> None: ...
     def flops(self) -> float | None: ...
     def past(self, step: int) -> Past: ...
@@ -92,6 +94,10 @@ class Report:
         """Ask the loop to end after this step."""
         self._host.request_stop(reason)
 
+    def notice(self, text: str) -> None:
+        """Tell something to whoever follows the run: hooks that write a log show it."""
+        self._host.notice(text)
+
     def flush(self) -> None:
         """Have all hooks write out what still waits to be written."""
         self._host.flush()
@@ -157,7 +163,7 @@ class Hook:
         """Values that another hook published at a step where this one is not due; answers with a reason to stop."""
 
     def notice(self, text: str) -> None:
-        """Something that the loop itself has to say."""
+        """Something that the loop, or another hook, has to say to whoever follows the run."""
 
     def flush(self) -> None:
         """Write out what still waits to be written: a checkpoint is about to be taken."""

@@ -19,7 +19,7 @@ from ftrain.data import Piece, Pipeline
 from ftrain.training.agenda import Agenda
 from ftrain.training.compilation import use_compilation_cache
 from ftrain.training.fusing import Fuse, Fuser, Taken
-from ftrain.training.hook import Hook, Report, Value
+from ftrain.training.hook import DATA_ENDED, Hook, Report, Value
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
 from ftrain.training.program import Program
@@ -136,6 +136,11 @@ class Loop:
         self.interrupted = True
         self.request_stop(reason)
 
+    def notice(self, text: str) -> None:
+        """Tell something to whoever follows the run."""
+        for hook in self.hooks:
+            hook.notice(text)
+
     def flush(self) -> None:
         """Have all hooks write out what still waits to be written."""
         for hook in self.hooks:
@@ -179,7 +184,7 @@ class Loop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if isinstance(error, FINISHED):
-            self.request_stop("the data ended")
+            self.request_stop(DATA_ENDED)
             error = None
         if error is None:
             try:
@@ -202,7 +207,7 @@ class Loop:
             except FINISHED:
                 if not again:
                     raise
-                return self.request_stop("the data ended")
+                return self.request_stop(DATA_ENDED)
             except Exception as error:
                 if not self._recoveries.allow(error, self._count):
                     raise
@@ -228,12 +233,12 @@ class Loop:
         for hook in self.hooks:
             hook.begin(report)
         if after is not None:
-            self._notice(f"after step {before}: {after!s:.200}\ngoing on from step {self._count}")
+            self.notice(f"after step {before}: {after!s:.200}\ngoing on from step {self._count}")
         whens = [hook.when for hook in self.hooks]
         self._fuser.begin(whens, self._count)
         if self._feeders and self._fuser.give_up():
             names = ", ".join(type(hook).__name__ for hook in self._feeders)
-            self._notice(f"steps are not fused: before each of them a hook changes the batch ({names})")
+            self.notice(f"steps are not fused: before each of them a hook changes the batch ({names})")
         self._agenda = Agenda(self.hooks, self._count, self._clock())
         self._supply = Supply(self._data, self._count, whens, lambda: self._fuser.length, self._program.put)
 
@@ -312,7 +317,7 @@ class Loop:
             fused = trial.take(self.state, pieces) if pieces else None
             notice = self._fuser.judge(fused, self._take_singly(pieces))
             if notice:
-                self._notice(notice)
+                self.notice(notice)
 
     def _take_singly(self, pieces: list[Piece]) -> Taken:
         spent, metrics = self.timing.dispatch + self.timing.device, []
@@ -357,10 +362,6 @@ class Loop:
         has_state = not due or any(hook.needs_state for hook in due)
         state = self._state if has_state else None
         return Report(self, step, state, metrics, examples=examples, publish=publish)
-
-    def _notice(self, text: str) -> None:
-        for hook in self.hooks:
-            hook.notice(text)
 
     def _batch_of(self, step: int) -> Batch:
         """The batch that a step was given."""

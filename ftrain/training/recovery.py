@@ -14,12 +14,16 @@ def can_be_retried(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith(RETRIED)
 
 
+def check_recoveries(most: int) -> None:
+    if not isinstance(most, int) or most < 0:
+        raise ValueError(f"recoveries must be a whole number >= 0, got {most!r}")
+
+
 class Recoveries:
     """Counts the recoveries of a run; as long as it gets further each time, they may go on."""
 
     def __init__(self, most: int):
-        if not isinstance(most, int) or most < 0:
-            raise ValueError(f"recoveries must be a whole number >= 0, got {most!r}")
+        check_recoveries(most)
         self._most, self._left, self._furthest = most, most, -1
 
     def allow(self, error: BaseException, step: int) -> bool:

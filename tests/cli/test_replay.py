@@ -1,0 +1,95 @@
+"""A run that fails, seen again; a run that is followed; and where the time went."""
+
+import re
+
+import pytest
+from command import run, start, write_config
+
+
+def exploding_run(tmp_path, *more):
+    config = write_config(tmp_path, steps=100, every=3)
+    arguments = ["task=regression:exploding", "model={at=8}", "optimizer={name='gradient_descent', learning_rate=1.0}"]
+    return run("train", config, *arguments, f"run.directory={tmp_path / 'run'}", *more)
+
+
+@pytest.mark.parametrize("fuse", ["1", "10"])
+def test_a_nan_is_kept_and_can_be_seen_again(tmp_path, fuse):
+    home = tmp_path / "run"
+    failed = exploding_run(tmp_path, f"step.fuse={fuse}")
+    assert failed.returncode == 1
+    assert "gradient_norm is nan at step 8;" in failed.stderr
+    assert f"kept in {home}/crash/8; to see it again: ftrain replay {home}" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+    replayed = run("replay", home)
+    assert replayed.returncode == 0, replayed.stderr
+    lines = replayed.stdout.splitlines()
+    assert lines[0].startswith("step 8 failed: NotFiniteError: gradient_norm is nan at step 8")
+    assert "first not finite: gradients/count (nan)" in lines
+
+    slowly = run("replay", home, "--step", "8", "--no-jit")
+    assert re.search(r"the first NaN comes out of \w+\(.*\)\n  in .*regression\.py, line \d+, in \S*loss", slowly.stdout)
+
+
+def test_there_must_be_something_to_see(tmp_path):
+    config, home = write_config(tmp_path, steps=20, every=10), tmp_path / "run"
+    assert run("train", config, f"run.directory={home}").returncode == 0
+    answer = run("replay", home)
+    assert answer.returncode == 2
+    assert answer.stderr == f"ftrain: {home}: there is no crash to replay; {home / 'crash'} has no bundle\n"
+    answer = run("replay", tmp_path / "nowhere")
+    assert answer.returncode == 2
+    assert answer.stderr.count("\n") == 1
+
+
+def test_another_crash_is_named(tmp_path):
+    exploding_run(tmp_path)
+    answer = run("replay", tmp_path / "run", "--step", "3")
+    assert answer.returncode == 2
+    assert "there is no crash of step 3; there are 8" in answer.stderr
+
+
+def test_a_run_is_followed_to_its_last_step(tmp_path):
+    config, home = write_config(tmp_path, steps=4000, every=1000), tmp_path / "run"
+    training = start("train", config, f"run.directory={home}")
+    for line in training.stdout:
+        if line.startswith("first step"):
+            break
+    followed = run("eval", home, "--follow", "--timeout", "60")
+    training.communicate(timeout=60)
+    assert followed.returncode == 0, followed.stderr
+    steps = [int(line.split()[1].rstrip(":")) for line in followed.stdout.splitlines()]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 4000
+    assert list((home / "eval").glob("events.out.tfevents.*"))
+
+
+def test_following_and_a_step_exclude_each_other(tmp_path):
+    answer = run("eval", tmp_path, "--follow", "--step", "3")
+    assert answer.returncode == 2
+    assert "--step and --follow exclude each other" in answer.stderr
+
+
+def test_timing_shows_where_the_time_went(tmp_path):
+    config = write_config(tmp_path, steps=200, every=50)
+    done = run("train", config, f"run.directory={tmp_path / 'run'}", "--timing")
+    table = done.stdout.partition("where the time went:\n")[2]
+    names = {line[2:26].strip() for line in table.splitlines() if line.startswith("  ")}
+    assert {"waiting for data", "dispatching steps", "waiting for the device", "compiling", "starting"} <= names
+    assert {"CheckpointSaver", "Evaluator", "Logging", "SummarySaver", "StopOnNaN", "StepCounter"} <= names
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", table)]
+    assert sum(shares) == pytest.approx(100, abs=1)
+
+
+def test_hooks_of_a_config_are_used(tmp_path):
+    config = write_config(tmp_path, steps=500, every=10)
+    config.write_text(
+        config.read_text().replace("[evaluation]", 'listeners = ["regression:Printing"]\n\n[evaluation]')
+        + '\n[[hooks]]\nname = "StopWhen"\nmetric = "eval/distance"\nthreshold = 1.9\n'
+        + '\n[[hooks]]\nname = "Callback"\nfunction = "regression:note"\nevery_steps = 10\n'
+    )
+    done = run("train", config, f"run.directory={tmp_path / 'run'}", "log.every_steps=10")
+    assert done.returncode == 0, done.stderr
+    assert "saved 10" in done.stdout
+    assert "noted 10" in done.stdout
+    assert re.search(r"stopped at step \d+ of 500 \(eval/distance is 1\.\d+ at step", done.stdout)
