@@ -34,6 +34,7 @@ def test_every_example_runs(path, tmp_path):
     results = {
         "quickstart.py": r"Array\(3\.0",
         "own_loop.py": "the loss is below 0.001",
+        "monitored.py": r"(?s)recovered.*stopped: eval/error.*waiting for the device",
         "embeddings.py": r"(?s)step 1000: loss \d\.\d+e-(0[6-9]|1\d).*100 of 200,000 rows were trained",
     }
     assert re.search(results[path.name], done.stdout)
@@ -72,5 +73,6 @@ def test_the_readme_names_every_table_and_command():
 
     for table in [*SECTIONS, *NAMED]:
         assert f"`[{table}]`" in README
-    for command in ("train", "eval", "check", "schedule", "schema", "migrate"):
+    assert "`[[hooks]]`" in README
+    for command in ("train", "eval", "check", "replay", "schedule", "schema", "migrate"):
         assert f"ftrain {command}" in README

@@ -129,6 +129,6 @@ def _format(name: str, value: float) -> str:
     """A number with its name; a speed with a prefix, because it may have many digits."""
     if name.endswith("_per_second"):
         for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if value >= 10 * size:
+            if value >= max(size, 1e4):
                 return f"{name} {value / size:.4g}{prefix}"
     return f"{name} {value:.4g}"

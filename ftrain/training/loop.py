@@ -33,7 +33,7 @@ from ftrain.training.timing import Timing, clock
 
 IN_FLIGHT = 8  # calls dispatched but not finished; without a bound, virtual devices deadlock and memory grows
 FUSED_IN_FLIGHT = 2  # of calls that take several steps: one that runs, one that waits
-QUICK = 0.01  # seconds that hooks may be told later, so that more calls are settled at a time
+QUICK = 0.03  # seconds that hooks may be told later, so that more calls are settled at a time
 FINISHED = (StopIteration, EndOfData)  # what ends a run cleanly, whoever raises it
 
 

@@ -28,7 +28,9 @@ def test_a_nan_is_kept_and_can_be_seen_again(tmp_path, fuse):
     assert "first not finite: gradients/count (nan)" in lines
 
     slowly = run("replay", home, "--step", "8", "--no-jit")
-    assert re.search(r"the first NaN comes out of \w+\(.*\)\n  in .*regression\.py, line \d+, in \S*loss", slowly.stdout)
+    assert re.search(
+        r"the first NaN comes out of \w+\(.*\)\n  in .*regression\.py, line \d+, in \S*loss", slowly.stdout
+    )
 
 
 def test_there_must_be_something_to_see(tmp_path):
