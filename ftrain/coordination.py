@@ -9,7 +9,7 @@ coordinator.join()  # raises what a thread raised
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -181,3 +181,17 @@ class LooperThread(threading.Thread):
 
     def stop_loop(self) -> None:
         """Called once, after the last `run_loop`, unless one failed."""
+
+
+def call_all(functions: Sequence[Callable[[], None]]) -> None:
+    """Call each of them, whatever the others raise; the first failure is raised when all have been called."""
+    failures: list[Exception] = []
+    for function in functions:
+        try:
+            function()
+        except Exception as failure:  # noqa: BLE001 - raised below, when all have been called
+            failures.append(failure)
+    if failures:
+        for further in failures[1:]:
+            failures[0].add_note(f"then this failed too: {further!r}")
+        raise failures[0]

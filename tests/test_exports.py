@@ -19,7 +19,7 @@ ROOMS = {
         "hold",
         "wait_for_checkpoint",
     },
-    "coordination": {"Coordinator", "EndOfData", "LooperThread"},
+    "coordination": {"Coordinator", "EndOfData", "LooperThread", "call_all"},
     "cluster": {"make_mesh", "split_batch"},
     "data": {
         "ArraySource",

@@ -94,11 +94,11 @@ class Fuser:
         if self.trial is not None and not self.trial.explore(timing.dispatch, timing.device, state, piece):
             self.give_up()
 
-    def judge(self, fused: "Taken | None", single: "Taken") -> str:
+    def judge(self, fused: "Taken | None", single: "Taken | None") -> str:
         """Decide, from the same steps taken both ways; answers with what there is to say of it."""
         length = 1 if self.trial is None else self.trial.length
         self.give_up()
-        if fused is None:
+        if fused is None or single is None:
             return ""
         leaf = first_difference(fused, single)
         if leaf is not None:

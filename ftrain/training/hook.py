@@ -1,6 +1,6 @@
 """Hooks: what happens around the steps, and the report that tells them of a step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ftrain.coordination import Coordinator
@@ -176,3 +176,16 @@ class Hook:
 
     def close(self) -> None:
         """Once, always, even after an exception: let go of threads and files."""
+
+
+def feed_batch(hooks: Sequence[Hook], report: Report, batch: Batch) -> Batch:
+    """The batch with what hooks put into it."""
+    fed: dict[str, Any] = {}
+    for hook in hooks:
+        entries = hook.before_step(report, batch) or {}
+        if twice := [name for name in entries if name in fed]:
+            raise RuntimeError(f"{twice[0]} is fed by two hooks; {type(hook).__name__} is the second")
+        fed.update(entries)
+    if fed and not isinstance(batch, Mapping):
+        raise TypeError(f"{', '.join(fed)} cannot be fed: the batch is a {type(batch).__name__}, not a dict")
+    return {**batch, **fed} if fed else batch

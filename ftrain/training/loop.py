@@ -4,45 +4,34 @@ import dataclasses
 import functools
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from ftrain.coordination import Coordinator, EndOfData
+from ftrain.coordination import Coordinator, EndOfData, call_all
 from ftrain.data import Piece, Pipeline
 from ftrain.training.agenda import Agenda
 from ftrain.training.compilation import use_compilation_cache
+from ftrain.training.flight import Call, Flight
 from ftrain.training.fusing import Fuse, Fuser, Taken
-from ftrain.training.hook import DATA_ENDED, Hook, Report, Value
+from ftrain.training.hook import DATA_ENDED, Hook, Report, Value, feed_batch
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
 from ftrain.training.program import Program
 from ftrain.training.recovery import Recoveries
 from ftrain.training.replay import Past, ReplayError, forward
 from ftrain.training.scaffold import Scaffold
-from ftrain.training.state import TrainState
+from ftrain.training.state import TrainState, fresh_copy
 from ftrain.training.step import Step
 from ftrain.training.supply import Supply
 from ftrain.training.timing import Timing, clock
 
-IN_FLIGHT = 8  # calls dispatched but not finished; without a bound, virtual devices deadlock and memory grows
-FUSED_IN_FLIGHT = 2  # of calls that take several steps: one that runs, one that waits
-QUICK = 0.03  # seconds that hooks may be told later, so that more calls are settled at a time
 FINISHED = (StopIteration, EndOfData)  # what ends a run cleanly, whoever raises it
-
-
-class _Dispatched(NamedTuple):
-    """A call that the device is at work on, or about to be."""
-
-    metrics: Metrics
-    piece: Piece
-    due: list[Hook]
 
 
 class Loop:
@@ -99,13 +88,12 @@ class Loop:
         self._state: TrainState | None = None
         self._count = 0
         self._metrics = Metrics(0, 0)  # of the newest call
-        self._in_flight: deque[_Dispatched] = deque()
-        self._settling: _Dispatched | None = None  # the one that hooks are told of
+        self._flight = Flight(self._tell, self.timing)
         self._agenda = Agenda(self.hooks)
         self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
         self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
         self._told_to_stop = False
-        self._suspect: int | None = None  # the step that is being computed or waited for
+        self._suspect: int | None = None  # the step that is being dispatched
 
     @property
     def state(self) -> TrainState:
@@ -124,7 +112,9 @@ class Loop:
         return self._report(self._metrics, due=[])
 
     def should_stop(self) -> bool:
-        self._told_to_stop = self.stop_reason is not None or self.coordinator.should_stop()
+        if self.coordinator.should_stop():
+            self.request_stop("a thread asked to")
+        self._told_to_stop = self.stop_reason is not None
         return self._told_to_stop
 
     def request_stop(self, reason: str = "asked to") -> None:
@@ -218,7 +208,7 @@ class Loop:
         """Start from the newest checkpoint, or from the beginning; also `after` an error."""
         before = self._count
         self._close_supply()
-        self._in_flight.clear()
+        self._flight.clear()
         self._state = self._starting_state()
         self._count = self.start_step = int(self._state.step)
         self._metrics = Metrics(self._count, self._count)
@@ -253,7 +243,7 @@ class Loop:
 
     def _dispatch(self, piece: Piece) -> None:
         if self._feeders:
-            piece = dataclasses.replace(piece, batch=self._fed(piece.batch))
+            piece = dataclasses.replace(piece, batch=feed_batch(self._feeders, self.report(), piece.batch))
         self._suspect, self._piece = self._count + 1, piece
         if not self._program.is_compiled(piece):
             with self.timing.measure("compiling"):
@@ -264,37 +254,18 @@ class Loop:
         self.timing.dispatch += clock() - started
         self._count += piece.count
         self._metrics.time = self._clock()
-        due = self._agenda.due(self._count, self._metrics.time)
-        self._in_flight.append(_Dispatched(self._metrics, piece, due))
-        most = 0 if any(hook.needs_state for hook in due) else IN_FLIGHT if piece.count == 1 else FUSED_IN_FLIGHT
-        self._settle(most, also=len(self._in_flight) - most // 2 if len(self._in_flight) > most else 0)
+        self._flight.add(Call(self._metrics, piece, self._agenda.due(self._count, self._metrics.time)))
 
-    def _settle(self, in_flight: int, also: int = 0) -> None:
-        """Wait until at most `in_flight` calls are unfinished, and tell the hooks of the finished ones, in order.
-
-        To wake up less often, wait for so many in all as `also` says, if that does not take long.
-        """
-        entered = clock()
-        while self._in_flight and (
-            len(self._in_flight) > in_flight
-            or self._in_flight[0].metrics.is_ready()
-            or (also > 0 and clock() - entered < QUICK)
-        ):
-            also -= 1
-            self._settling = metrics, piece, due = self._in_flight.popleft()
-            started = clock()
-            self._suspect = metrics.first
-            metrics.wait()
-            self._suspect = None
-            self.timing.device += clock() - started
-            for hook in self._watchers:
-                self._watch(hook, metrics)
-            if due:
-                report = self._report(metrics, due, piece.examples)
-                for hook in due:
-                    with self.timing.measure(type(hook).__name__):
-                        hook.after_step(report)
-                self._agenda.look_ahead(self._count)  # they may have changed their triggers
+    def _tell(self, call: Call) -> None:
+        """Tell the hooks of a call that is finished."""
+        for hook in self._watchers:
+            self._watch(hook, call.metrics)
+        if call.due:
+            report = self._report(call.metrics, call.due, call.piece.examples)
+            for hook in call.due:
+                with self.timing.measure(type(hook).__name__):
+                    hook.after_step(report)
+            self._agenda.look_ahead(self._count)  # they may have changed their triggers
 
     def _watch(self, hook: Hook, metrics: Metrics) -> None:
         started = clock()
@@ -309,46 +280,38 @@ class Loop:
         if trial is None or self._supply is None:
             return
         if trial.is_mark():
-            self._settle(0)
+            self._flight.settle()
             self._fuser.explore(self.timing, self.state, self._piece)
         if trial.is_ready() and self._agenda.next_step - self._count >= trial.length:
             pieces = self._supply.take_singles(trial.length)
-            self._settle(0)
+            self._flight.settle()
             fused = trial.take(self.state, pieces) if pieces else None
             notice = self._fuser.judge(fused, self._take_singly(pieces))
             if notice:
                 self.notice(notice)
 
-    def _take_singly(self, pieces: list[Piece]) -> Taken:
+    def _take_singly(self, pieces: list[Piece]) -> Taken | None:
+        """Take steps one by one; None if a hook stops the run before they are all taken."""
         spent, metrics = self.timing.dispatch + self.timing.device, []
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
+            if self.stop_reason is not None and self._supply is not None:
+                self._supply.give_back(pieces[number:])
+                return None
             self._dispatch(piece)
             metrics.append(self._metrics)
-        self._settle(0)
+        self._flight.settle()
         seconds = self.timing.dispatch + self.timing.device - spent
         return Taken(self.state, np.concatenate([each.table() for each in metrics] or [np.zeros(0)]), seconds)
 
-    def _fed(self, batch: Batch) -> Batch:
-        """The batch with what hooks put into it."""
-        report, fed = self.report(), {}
-        for hook in self._feeders:
-            entries = hook.before_step(report, batch) or {}
-            if twice := [name for name in entries if name in fed]:
-                raise RuntimeError(f"{twice[0]} is fed by two hooks; {type(hook).__name__} is the second")
-            fed.update(entries)
-        if fed and not isinstance(batch, Mapping):
-            raise TypeError(f"{', '.join(fed)} cannot be fed: the batch is a {type(batch).__name__}, not a dict")
-        return {**batch, **fed} if fed else batch
-
     def _end(self) -> None:
-        self._settle(0)
+        self._flight.settle()
         report = self._report(self._metrics, due=self.hooks)
 
         def end(hook: Hook) -> None:
             with self.timing.measure(type(hook).__name__):
                 hook.end(report)
 
-        _call_all([functools.partial(end, hook) for hook in self.hooks])
+        call_all([functools.partial(end, hook) for hook in self.hooks])
 
     def _report(self, metrics: Metrics, due: Sequence[Hook], examples: int = 0) -> Report:
         step = metrics.last
@@ -365,10 +328,9 @@ class Loop:
 
     def _batch_of(self, step: int) -> Batch:
         """The batch that a step was given."""
-        settling = [] if self._settling is None else [self._settling]
-        for metrics, piece, _ in (*settling, *self._in_flight):
-            if metrics.first <= step <= metrics.last:
-                return piece.split()[step - metrics.first].batch
+        batch = self._flight.batch_of(step)
+        if batch is not None:
+            return batch
         if step == self._count + 1 and self._suspect == step:
             return self._piece.split()[0].batch
         if isinstance(self._data, Pipeline):
@@ -381,14 +343,7 @@ class Loop:
         return forward(self._program, self._starting_state(), self._data, step)
 
     def _starting_state(self) -> TrainState:
-        return self._scaffold.prepare(self._first_state, self.hooks)
-
-    def _first_state(self) -> TrainState:
-        """On the mesh, and a copy, so that the step may write over it and the caller's stays whole."""
-        state = self._initial if isinstance(self._initial, TrainState) else self._initial()
-        if self._mesh is not None and self._mesh.size > 1:
-            state = jax.device_put(state, NamedSharding(self._mesh, PartitionSpec()))
-        return jax.tree.map(jnp.copy, state)
+        return self._scaffold.prepare(functools.partial(fresh_copy, self._initial, self._mesh), self.hooks)
 
     def _close_supply(self) -> None:
         if self._supply is not None:
@@ -398,12 +353,12 @@ class Loop:
         """Close all that is open. What fails in it never hides the error that ended the run."""
         closing: list[Callable[[], None]] = [self._close_supply]
         if isinstance(error, Exception) and self._state is not None:
-            step = getattr(error, "step", self._suspect)
+            step = getattr(error, "step", self._suspect or self._flight.suspect)
             past = None if step is None else self.past(step)
             closing += [functools.partial(hook.failed, error, past) for hook in self.hooks]
         closing += [hook.close for hook in reversed(self.hooks)]
         try:
-            _call_all([*closing, self.coordinator.request_stop, self.coordinator.join])
+            call_all([*closing, self.coordinator.request_stop, self.coordinator.join])
         except Exception as failure:
             if error is None:
                 raise
@@ -413,17 +368,3 @@ class Loop:
 
 def _is_alive(state: TrainState) -> bool:
     return not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
-def _call_all(functions: Sequence[Callable[[], None]]) -> None:
-    """Call each of them, whatever the others raise: a failed evaluation must not cost the last checkpoint."""
-    failures: list[Exception] = []
-    for function in functions:
-        try:
-            function()
-        except Exception as failure:  # noqa: BLE001 - raised below, when all have been called
-            failures.append(failure)
-    if failures:
-        for further in failures[1:]:
-            failures[0].add_note(f"then this failed too: {further!r}")
-        raise failures[0]

@@ -1,11 +1,13 @@
 """The state of a run: everything that a step reads and writes, as one frozen pytree."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.tree import Tree
 
@@ -49,6 +51,14 @@ class TrainState:
     def replace(self, **changes: Tree) -> Self:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+
+def fresh_copy(initial: TrainState | Callable[[], TrainState], mesh: Mesh | None = None) -> TrainState:
+    """A state that a step may write over, replicated over the mesh; the one given, or what makes it, stays whole."""
+    state = initial if isinstance(initial, TrainState) else initial()
+    if mesh is not None and mesh.size > 1:
+        state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+    return jax.tree.map(jnp.copy, state)
 
 
 def _widened_copy(leaf: jax.Array) -> jax.Array:
