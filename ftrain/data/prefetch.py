@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+import jax
+
 from ftrain.coordination import Coordinator, LooperThread
 from ftrain.data.pieces import Piece, Put, pieces
 from ftrain.data.pipeline import Pipeline
 
 DEPTH = 4  # lists of items that wait, ready, ahead of use
+LARGE = 32 << 20  # bytes of a list, of which only two wait
 T = TypeVar("T")
 
 
@@ -94,7 +97,7 @@ class Prefetcher(Generic[T]):
             return
         with self._changed:
             self._ready.append(made)
-            self._is_full = len(self._ready) >= self._depth
+            self._is_full = len(self._ready) >= (self._depth if _bytes_of(made) < LARGE else 2)
             self._changed.notify_all()
             while self._is_full and not self._coordinator.should_stop():
                 self._changed.wait()
@@ -103,3 +106,8 @@ class Prefetcher(Generic[T]):
         with self._changed:
             self._coordinator.request_stop(error)
             self._changed.notify_all()
+
+
+def _bytes_of(items: list[Any]) -> int:
+    batches = [item.batch if isinstance(item, Piece) else item for item in items]
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(batches))

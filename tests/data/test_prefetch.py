@@ -55,6 +55,22 @@ def test_it_runs_ahead_but_not_without_bound():
     assert len(made) <= 8
 
 
+def test_only_two_large_batches_wait():
+    made, third = [], threading.Event()
+
+    def large():
+        for number in itertools.count():
+            made.append(number)
+            yield [np.zeros(9 << 20, np.float32)]
+            if number == 2:
+                third.set()
+
+    batches = Prefetcher(large(), depth=9)
+    assert not third.wait(0.5)
+    batches.close()
+    assert len(made) == 2
+
+
 def test_large_batches_are_not_read_many_at_a_time():
     reads = []
 
