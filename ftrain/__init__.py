@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from ftrain.run import train as train
     from ftrain.training import Hook as Hook
     from ftrain.training import TrainState as TrainState
+    from ftrain.training import at as at
     from ftrain.training import compile_step as compile_step
     from ftrain.training import every as every
+    from ftrain.training import first as first
     from ftrain.training import make_step as make_step
 
 __version__ = "0.1.0"
@@ -51,9 +53,11 @@ _NAMES = {
     "Run": "ftrain.run",
     "TrainState": "ftrain.training",
     "apply_updates": "ftrain.optimizers",
+    "at": "ftrain.training",
     "compile_step": "ftrain.training",
     "evaluate_checkpoints": "ftrain.evaluation",
     "every": "ftrain.training",
+    "first": "ftrain.training",
     "make_step": "ftrain.training",
     "train": "ftrain.run",
 }

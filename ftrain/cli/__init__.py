@@ -81,7 +81,9 @@ _EXIT_CODES = {
     "ftrain.config.load.ConfigError": 2,
     "ftrain.checkpoints.lock.InUseError": 2,
     "ftrain.checkpoints.manager.CheckpointError": 2,
+    "builtins.TimeoutError": 1,
     "ftrain.hooks.stopping.NotFiniteError": 1,
+    "ftrain.training.scaffold.NotReadyError": 1,
 }
 
 

@@ -17,7 +17,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a checkpoint of a run, or follow a run and evaluate all of them."""
-    from ftrain.cli.runs import open_run
+    from ftrain.cli.runs import open_run, wait_for_run
     from ftrain.config import ConfigError
     from ftrain.evaluation import evaluate_checkpoints
     from ftrain.hooks.console import format_values
@@ -26,6 +26,8 @@ def evaluate(
     if follow and step is not None:
         raise typer.BadParameter("--step and --follow exclude each other")
     use_compilation_cache()
+    if follow:
+        wait_for_run(run, timeout)
     job = open_run(run)
     if job.evaluator is None or job.task.evaluate is None:
         raise ConfigError(f"{run}: the task {job.plan.top['task']} has no evaluation")

@@ -95,7 +95,7 @@ def resolve(kind: Kind, name: str, key: str, config: Config) -> Callable[..., An
     try:
         return kind.resolve(name)
     except LookupError as error:
-        raise config.error(key, str(error)) from error
+        raise config.error(key, str(error)) from error.__cause__  # what an import of the user's own raised, say
 
 
 def check_table(
@@ -118,6 +118,8 @@ def check_table(
 def _check_value(key: str, parameter: Parameter, value: Any, config: Config) -> Any:
     if isinstance(value, str) and ":" in value and parameter.takes_function:
         return named(value, key, config)
+    if parameter.takes_function and not parameter.is_plain and not isinstance(value, dict):
+        raise config.error(key, f'should name a function, "package.module:name", got {value!r}')
     if isinstance(value, dict) and parameter.takes_component(value):
         return component(key, SCHEDULE, value, config)
     try:

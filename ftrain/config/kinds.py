@@ -27,13 +27,14 @@ class Kind:
     makes: Any  # the annotation of what they return
     is_made: Callable[[Any], bool]  # whether a value is one
     takes_functions: bool = False  # whether an argument may be a function, which a config names
+    hidden: frozenset[str] = frozenset()  # what cannot be named, because a config says it in another way
 
     def components(self) -> dict[str, Callable[..., Any]]:
         """The functions and classes of the room that make one, out of arguments that a config can say."""
         return {
             name: value
             for name, value in vars(self.room).items()
-            if not name.startswith("_") and self._makes_one(value) and self._is_sayable(value)
+            if name not in self.hidden and self._makes_one(value) and self._is_sayable(value)
         }
 
     def _makes_one(self, value: Any) -> bool:
@@ -62,7 +63,14 @@ OPTIMIZER = Kind(
     optax.GradientTransformation,
     lambda made: isinstance(made, optax.GradientTransformation),
 )
-HOOK = Kind(hooks, "an ftrain.Hook", Hook, lambda made: isinstance(made, Hook), takes_functions=True)
+HOOK = Kind(
+    hooks,
+    "an ftrain.Hook",
+    Hook,
+    lambda made: isinstance(made, Hook),
+    takes_functions=True,
+    hidden=frozenset({"CheckpointSaver", "Evaluator", "Logging", "SummarySaver"}),  # they have tables
+)
 SCHEDULE = Kind(schedules, "a schedule, a function of the step", schedules.Schedule, callable)
 
 

@@ -40,6 +40,7 @@ class Logging(Hook):
         self.metrics, self.when, self.at_end, self.write = metrics, when, at_end, write
         self.format = format or format_values
         self._logged = 0  # the step of the newest line
+        self._looked = False  # whether all names were looked for
 
     def begin(self, report: Report) -> None:
         self._logged = report.step
@@ -47,10 +48,13 @@ class Logging(Hook):
             self.write(f"resumed at step {report.step}")
 
     def after_step(self, report: Report) -> None:
-        for name in self.metrics or ():
-            if name not in report.published:
-                report.read(name)  # one that does not exist is an error that names those that do
-        self.receive(report.step, report.values())
+        values = report.values()
+        if not self._looked:  # for names that are misspelt
+            self._looked = True
+            missing = [name for name in self.metrics or () if name not in values]
+            if missing:
+                report.notice(f"to be logged, and not there yet: {', '.join(missing)}; there are {', '.join(values)}")
+        self.receive(report.step, values)
         self._logged = report.step
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:
@@ -72,7 +76,7 @@ class ProgressBar(Hook):
 
     needs_state = False
 
-    def __init__(self, steps: int | None, console: Console, *, when: Trigger = every(secs=0.2)):
+    def __init__(self, steps: int | None = None, console: Console | None = None, *, when: Trigger = every(secs=0.2)):
         self.when = when
         columns = (TextColumn("step"), _Steps(), BarColumn(), TextColumn("{task.fields[shown]}"))
         self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)

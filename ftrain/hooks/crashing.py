@@ -21,4 +21,6 @@ class CrashBundle(Hook):
         if past is None:
             return
         crash = write_crash(self.directory, error, past)
-        error.add_note(f"kept in {crash.directory}; to see it again: ftrain replay {self.directory}")
+        has_config = (self.directory / "config.toml").exists()
+        way = f"ftrain replay {self.directory}" if has_config else f'ftrain.training.read_crash("{self.directory}")'
+        error.add_note(f"kept in {crash.directory}; to see it again: {way}")

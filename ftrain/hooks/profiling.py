@@ -23,7 +23,7 @@ class Profiler(Hook):
         overlaps = [b for b in self.begins for e in zip(self.begins, self.ends, strict=True) if e[0] < b < e[1]]
         if overlaps:
             raise ValueError(f"the steps to profile overlap: {steps} from {list(at_steps)} on")
-        self.when = at(*self.begins, *self.ends)
+        self.when = at(*(step for step in (*self.begins, *self.ends) if step))
         self._tracing = False
 
     def begin(self, report: Report) -> None:

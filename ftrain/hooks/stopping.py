@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every
+from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every, never
 from ftrain.training.hook import DATA_ENDED, Value
 
 
@@ -32,7 +32,7 @@ class StopAtStep(Hook):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{what} must be a whole number >= 1, got {value}")
         self.last_step, self.num_steps = last_step, num_steps
-        self.when = at() if last_step is None else at(last_step)
+        self.when = never() if last_step is None else at(last_step)
 
     def begin(self, report: Report) -> None:
         if self.last_step is None:
@@ -75,30 +75,41 @@ class StopWhen(Hook):
         self.metric, self.patience, self.threshold, self.when = metric, patience, threshold, when
         self.mode, self.least_change = mode, least_change
         self._sign = 1.0 if mode == "min" else -1.0  # the smaller, the better
-        self._best, self._looks = math.inf, 0
+        self._goal = self._best = math.inf  # what must be beaten, and the best so far
+        self._looks = 0
+        self._seen = False
 
     def begin(self, report: Report) -> None:
-        self._best, self._looks = math.inf, 0
+        self._goal = self._best = math.inf
+        self._looks = 0
 
     def after_step(self, report: Report) -> None:
         reason = self.receive(report.step, report.values())
         if reason is not None:
+            report.notice(f"stopping: {reason}")
             report.stop(reason)
 
     def receive(self, step: int, values: Mapping[str, Value]) -> str | None:
         value = values.get(self.metric)
         if value is None or isinstance(value, str):
             return None
+        self._seen = True
+        self._best = min(self._best, self._sign * value)
         if self.threshold is not None and self._sign * value <= self._sign * self.threshold:
             return f"{self.metric} is {value:.4g} at step {step}, and {self.threshold:g} was asked for"
-        if self._sign * value < self._best - self.least_change:
-            self._best, self._looks = self._sign * value, 0
+        if self._sign * value < self._goal - self.least_change:
+            self._goal, self._looks = self._sign * value, 0
             return None
         self._looks += 1
         if self.patience is not None and self._looks >= self.patience:
             best = f"its best was {self._sign * self._best:.4g}"
             return f"{self.metric} has not become better {self._looks} times in a row by step {step}; {best}"
         return None
+
+    def end(self, report: Report) -> None:
+        if not self._seen and report.values():
+            there = ", ".join(report.values())
+            report.notice(f"StopWhen has never seen the metric {self.metric}; at the end there are {there}")
 
 
 class StopOnNaN(Hook):
@@ -149,9 +160,9 @@ class StopOnNaN(Hook):
         if self.action == "stop":
             return found + where
         raise NotFiniteError(
-            f"{found}; checkpoints of earlier steps are kept.{where}\n"
-            "A smaller learning rate may help, or clip_global_norm, or a guard; or look at the data, where an "
-            "id beyond its table reads NaN",
+            f"{found}; nothing of it, or of later steps, is saved.{where}\n"
+            "A smaller learning rate may help, or clip_global_norm, or a guard; StopOnNaN(locate=True) tells where it "
+            "began",
             step,
         )
 

@@ -1,6 +1,7 @@
 """The pure core and the loop around it."""
 
 from ftrain.training.compilation import use_compilation_cache
+from ftrain.training.crash import read_crash
 from ftrain.training.fusing import Fuse
 from ftrain.training.hook import Hook, Report
 from ftrain.training.loop import Loop
@@ -30,6 +31,7 @@ __all__ = [
     "locate",
     "make_step",
     "never",
+    "read_crash",
     "stop_on_signals",
     "timer",
     "use_compilation_cache",

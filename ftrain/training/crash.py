@@ -78,8 +78,16 @@ def write_crash(run: Path, error: Exception, past: Past) -> Crash:
     return Crash(final, facts)
 
 
-def read_crash(run: Path, step: int | None = None) -> Crash:
-    """The bundle of a step, or the newest one; LookupError if there is none."""
+def read_crash(run: str | Path, step: int | None = None) -> Crash:
+    """The bundle of a step, or the newest one; LookupError if there is none.
+
+    crash = read_crash("runs/mine")
+    state = crash.state(like=TrainState.create(...))  # its step may be some before crash.step
+    ftrain.training.locate(step, state, crash.batch(like=data.batch(0)))
+    """
+    run = Path(run)
+    if not run.is_dir():
+        raise LookupError(f"{run}: there is no such directory")
     there = sorted(int(path.name) for path in (run / CRASHES).glob("*") if path.name.isdecimal())
     if not there:
         raise LookupError(f"{run}: there is no crash to replay; {run / CRASHES} has no bundle")

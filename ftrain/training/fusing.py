@@ -33,7 +33,7 @@ LEAST_GAIN = 0.95  # the share of the time that is fast enough to fuse
 
 
 def check_fuse(fuse: Fuse) -> None:
-    if fuse != "auto" and (not isinstance(fuse, int) or fuse < 1):
+    if fuse != "auto" and (not isinstance(fuse, int) or isinstance(fuse, bool) or fuse < 1):
         raise ValueError(f'fuse must be "auto" or a whole number >= 1, got {fuse!r}')
 
 
@@ -107,7 +107,7 @@ class Fuser:
         if self._fuse == "auto" and share > LEAST_GAIN:
             return ""
         self.length = length
-        return f"{length} steps are fused into one call, in {share:.0%} of the time" if self._fuse == "auto" else ""
+        return f"{length} steps are fused into one call, {1 / share:.1f} times as fast" if self._fuse == "auto" else ""
 
 
 class Taken(NamedTuple):

@@ -31,7 +31,11 @@ class Host(Protocol):
 
 
 class Report:
-    """What hooks are told of a step."""
+    """What hooks are told of a step.
+
+    `step` is its number, those before a restart counted; `time` the moment it was dispatched, in seconds; `examples`
+    the size of its batch, 0 if that is not known; `published` what hooks have published at it so far.
+    """
 
     def __init__(
         self,
@@ -43,10 +47,10 @@ class Report:
         examples: int = 0,
         publish: Callable[[Mapping[str, Value]], None] = lambda values: None,
     ):
-        self.step = step  # steps taken, this one included
-        self.time = metrics.time  # in seconds, when the step was dispatched
-        self.examples = examples  # in a batch; 0 if that is not known
-        self.published: dict[str, Value] = {}  # what hooks have published at this step so far
+        self.step = step
+        self.time = metrics.time
+        self.examples = examples
+        self.published: dict[str, Value] = {}
         self._host, self._state, self._metrics, self._publish = host, state, metrics, publish
         self._row: dict[str, float] | None = None
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,6 +93,7 @@ class Loop:
         self._agenda = Agenda(self.hooks)
         self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
         self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
+        self._thread: int | None = None  # the one that entered
         self._told_to_stop = False
         self._suspect: int | None = None  # the step that is being dispatched
 
@@ -120,6 +122,8 @@ class Loop:
     def request_stop(self, reason: str = "asked to") -> None:
         """End the loop before its next step. The first reason given is kept."""
         self.stop_reason = self.stop_reason or reason
+        if threading.get_ident() == self._thread:  # another thread's request may come just before a step
+            self._told_to_stop = True
 
     def interrupt(self, reason: str) -> None:
         """End the loop soon: hooks save what they must at the end, and leave out what takes long."""
@@ -162,6 +166,9 @@ class Loop:
             self._guarded(self._explore)
 
     def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise RuntimeError(f"a {type(self).__name__} can be entered once; make another to go on")
+        self._thread = threading.get_ident()
         try:
             with self.timing.measure("starting"):
                 self._guarded(self._begin, again=False)
@@ -199,21 +206,28 @@ class Loop:
                     raise
                 return self.request_stop(DATA_ENDED)
             except Exception as error:
-                if not self._recoveries.allow(error, self._count):
+                if not self._can_go_on() or not self._recoveries.allow(error, self._count):
                     raise
                 if again:
                     self._guarded(functools.partial(self._begin, after=error), again=False)
 
+    def _can_go_on(self) -> bool:
+        """Whether there would be data after a recovery: an iterator that has failed gives no more."""
+        return isinstance(self._data, Pipeline) or self._supply is None or not self._supply.has_failed
+
     def _begin(self, after: Exception | None = None) -> None:
         """Start from the newest checkpoint, or from the beginning; also `after` an error."""
         before = self._count
-        self._close_supply()
         self._flight.clear()
         self._state = self._starting_state()
-        self._count = self.start_step = int(self._state.step)
+        self._count = int(self._state.step)
+        if after is None:
+            self.start_step = self._count
+        else:
+            self.notice(f"after step {before}: {after!s:.200}\ngoing on from step {self._count}")
         self._metrics = Metrics(self._count, self._count)
         self._metrics.time = self._clock()
-        if self._count and not isinstance(self._data, Pipeline):
+        if (self._count or after is not None) and not isinstance(self._data, Pipeline):
             warnings.warn(
                 f"resuming at step {self._count} with data that cannot be asked for a step: it gives its batches from "
                 "where it stands; a Pipeline would repeat the run exactly",
@@ -222,15 +236,15 @@ class Loop:
         report = self.report()
         for hook in self.hooks:
             hook.begin(report)
-        if after is not None:
-            self.notice(f"after step {before}: {after!s:.200}\ngoing on from step {self._count}")
         whens = [hook.when for hook in self.hooks]
         self._fuser.begin(whens, self._count)
         if self._feeders and self._fuser.give_up():
             names = ", ".join(type(hook).__name__ for hook in self._feeders)
             self.notice(f"steps are not fused: before each of them a hook changes the batch ({names})")
         self._agenda = Agenda(self.hooks, self._count, self._clock())
-        self._supply = Supply(self._data, self._count, whens, lambda: self._fuser.length, self._program.put)
+        if self._supply is None or isinstance(self._data, Pipeline):  # other data go on where they stand
+            self._close_supply()
+            self._supply = Supply(self._data, self._count, whens, lambda: self._fuser.length, self._program.put)
 
     def _take(self, most: float) -> None:
         """Take the next steps, at most so many."""
@@ -271,7 +285,12 @@ class Loop:
         started = clock()
         reason = hook.watch(metrics)
         self.timing.add(type(hook).__name__, clock() - started)
+        self._stop_for(reason)
+
+    def _stop_for(self, reason: str | None) -> None:
+        """Stop for the reason that a hook answered with, if it did."""
         if reason is not None:
+            self.notice(f"stopping: {reason}")
             self.request_stop(reason)
 
     def _explore(self) -> None:
@@ -318,9 +337,7 @@ class Loop:
 
         def publish(values: Mapping[str, Value]) -> None:
             for hook in self.hooks:
-                reason = hook.receive(step, values) if hook not in due else None
-                if reason is not None:
-                    self.request_stop(reason)
+                self._stop_for(hook.receive(step, values) if hook not in due else None)
 
         has_state = not due or any(hook.needs_state for hook in due)
         state = self._state if has_state else None

@@ -26,10 +26,15 @@ class Supply:
     ):
         self._pieces = feed_pieces(data, start, _lengths(triggers, start, length), put)
         self._spare: deque[Piece] = deque()
+        self.has_failed = False
 
     def take(self, most: float) -> Piece:
         """The next piece; what it has beyond `most` steps waits for the next time. StopIteration at the end."""
-        piece = self._spare.popleft() if self._spare else next(self._pieces)
+        try:
+            piece = self._spare.popleft() if self._spare else next(self._pieces)
+        except Exception:
+            self.has_failed = True
+            raise
         if piece.count > most:
             piece, *rest = piece.split()
             self.give_back(rest)

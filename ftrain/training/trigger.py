@@ -97,11 +97,15 @@ def timer(*, steps: int | None = None, secs: float | None = None, at_once: bool 
 
 def at(*steps: int) -> Trigger:
     """After each of these steps."""
+    if not steps or any(not isinstance(step, int) or step < 1 for step in steps):
+        raise ValueError(f"at() needs steps that are whole numbers >= 1, got {list(steps)}")
     return _At(tuple(sorted(steps)))
 
 
 def first(count: int) -> Trigger:
     """After each of the first `count` steps."""
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"first() needs a whole number >= 1, got {count}")
     return _First(count)
 
 

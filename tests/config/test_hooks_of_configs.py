@@ -110,7 +110,7 @@ def test_every_hook_can_be_named(config, tmp_path):
         for name, value in vars(hooks).items()
         if isinstance(value, type) and issubclass(value, hooks.Logging.__mro__[1])
     }
-    assert kinds - named == {"ProgressBar"}  # which a terminal gets by itself
+    assert kinds - named == {"ProgressBar"}
 
 
 def test_triggers_and_the_rest(config):
@@ -151,7 +151,7 @@ def test_the_schema_knows_hooks(config):
         ('name = "StopWhen"\nmetric = "loss"', "[hooks.0] StopWhen needs patience, or a threshold, or both"),
         ('name = "CheckpointSaver"', "hooks.0.name: CheckpointSaver has a table: [checkpoint]"),
         ('name = "Callback"\nfunction = "regression:nothing"', "regression has no function nothing"),
-        ('name = "Callback"\nfunction = 3', "a function is needed, got 3"),
+        ('name = "Callback"\nfunction = 3', 'hooks.0.function: should name a function, "package.module:name", got 3'),
         ('name = "Callback"\nfunction = "regression:note"\nevery_steps = 3\nat_steps = [4]', "says when in two ways"),
         ('metric = "loss"', "hooks.0.name: is missing; name one of"),
         ('name = "regression:regression"', "should make an ftrain.Hook"),

@@ -218,9 +218,25 @@ def test_a_listener_is_told_when_the_checkpoint_can_be_read(pipeline, tmp_path):
     assert read == [4, 8, 10]
 
 
-def test_a_log_of_an_unknown_metric_names_those_there_are(pipeline):
-    with pytest.raises(KeyError, match="there is no metric los; there are gradient_norm"):
-        drive([Logging(["los"], when=first(1), write=print)], pipeline)
+def test_a_log_of_an_unknown_metric_says_so_once(pipeline):
+    lines = []
+    drive([Logging(["loss", "los"], when=first(2), write=lines.append), StopAtStep(3)], pipeline)
+    assert [line.split(":")[0] for line in lines[:3]] == ["to be logged, and not there yet", "step 1", "step 2"]
+    assert "los; there are loss, learning_rate, gradient_norm, largest_error" in lines[0]
+
+
+def test_a_log_waits_for_what_is_published_later(pipeline):
+    lines = []
+    logging = Logging(["loss", "eval/score"], when=every(steps=2), write=lines.append)
+    drive([Publishing([1.0, 2.0], when=every(steps=4)), logging, StopAtStep(4)], pipeline)
+    assert next(line for line in lines if line.startswith("step 4")).endswith("eval/score 1")
+
+
+def test_early_stopping_on_a_metric_that_never_comes_is_said(pipeline):
+    lines = []
+    stop = StopWhen("los", patience=2, when=every(steps=5))
+    drive([stop, Logging(write=lines.append), StopAtStep(20)], pipeline)
+    assert any(line.startswith("StopWhen has never seen the metric los; at the end there are loss") for line in lines)
 
 
 def test_examples_and_operations_per_second(pipeline):

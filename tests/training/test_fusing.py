@@ -26,8 +26,8 @@ TRIGGERS = st.one_of(
     st.integers(1, 50).map(lambda n: every(steps=n)),
     st.integers(1, 20).map(lambda n: timer(steps=n)),
     st.integers(1, 20).map(lambda n: timer(steps=n, at_once=False)),
-    st.lists(st.integers(1, STEPS), max_size=4).map(lambda steps: at(*steps)),
-    st.integers(0, 12).map(first),
+    st.lists(st.integers(1, STEPS), min_size=1, max_size=4).map(lambda steps: at(*steps)),
+    st.integers(1, 12).map(first),
     st.just(never()),
 )
 
@@ -286,7 +286,7 @@ def test_the_best_length_needs_the_fewest_calls(gap, most):
     assert calls(best) == min(map(calls, range(1, most + 1)))
 
 
-@pytest.mark.parametrize("fuse", [0, -1, 2.5, "always"])
+@pytest.mark.parametrize("fuse", [0, -1, 2.5, True, "always"])
 def test_fuse_must_make_sense(fuse):
     with pytest.raises(ValueError, match='fuse must be "auto" or a whole number >= 1'):
         Loop(STEP, make_state(), PIPELINE, fuse=fuse)

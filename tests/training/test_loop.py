@@ -317,6 +317,20 @@ def test_a_step_outside_of_the_loop_says_so(pipeline):
         Loop(STEP, make_state(), pipeline).step()
 
 
+def test_a_step_after_a_hook_has_stopped_the_run_is_refused(pipeline):
+    with Loop(STEP, make_state(), pipeline, hooks=[StopAtStep(3)]) as loop:
+        for _ in range(3):
+            loop.step()
+        with pytest.raises(RuntimeError, match="the run has been stopped: step 3 was the last one asked for"):
+            loop.step()
+
+
+def test_a_loop_is_entered_once(pipeline):
+    loop = drive([StopAtStep(2)], pipeline)
+    with pytest.raises(RuntimeError, match="a Loop can be entered once; make another to go on"), loop:
+        pass
+
+
 def test_timed_triggers_fire_by_the_clock(pipeline):
     recorder = Recorder(every(secs=1e-9))
     drive([recorder, StopAtStep(4)], pipeline)

@@ -77,6 +77,35 @@ def test_an_error_of_the_data_is_recovered_from_too(pipeline):
     assert flaky.failures == 0
 
 
+def test_an_iterator_goes_on_where_it_stands_and_nothing_is_lost(pipeline, tmp_path):
+    taken = []
+
+    def stream():
+        for step in range(60):
+            taken.append(step)
+            yield pipeline.batch(step)
+
+    hooks = [CheckpointSaver(tmp_path, when=every(steps=10)), Failing(25)]
+    with pytest.warns(UserWarning, match="resuming at step 20 with data that cannot be asked for a step"):
+        loop = run(hooks, stream())
+    assert loop.steps_taken == 60 - 5  # five steps were taken again, with other batches
+    assert taken == list(range(60))
+
+
+def test_an_iterator_that_fails_is_not_asked_again(pipeline):
+    def stream():
+        yield pipeline.batch(0)
+        raise lost()
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="connection lost"):
+        run([], stream())
+
+
+def test_a_recovered_run_counts_from_its_first_start(pipeline, tmp_path):
+    loop = run([CheckpointSaver(tmp_path, when=every(steps=10)), Failing(25), StopAtStep(30)], pipeline)
+    assert (loop.start_step, loop.steps_taken) == (0, 30)
+
+
 def test_the_number_of_recoveries_without_progress_is_bounded(pipeline):
     failing = Failing(9, times=99)
     with pytest.raises(jax.errors.JaxRuntimeError, match="connection lost") as caught:

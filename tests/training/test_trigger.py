@@ -8,8 +8,8 @@ from ftrain.training import at, every, first, never
 
 TRIGGERS = st.one_of(
     st.integers(1, 20).map(lambda n: every(steps=n)),
-    st.lists(st.integers(1, 60), max_size=5).map(lambda steps: at(*steps)),
-    st.integers(0, 30).map(first),
+    st.lists(st.integers(1, 60), min_size=1, max_size=5).map(lambda steps: at(*steps)),
+    st.integers(1, 30).map(first),
     st.just(never()),
     st.just(every(secs=5.0)),
 )
@@ -47,3 +47,9 @@ def test_time_makes_due_what_steps_do_not():
 def test_what_would_never_or_always_be_due_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         every(**options)
+
+
+@pytest.mark.parametrize("make", [at, lambda: at(0), lambda: at(2.5), lambda: first(0), lambda: first(-1)])
+def test_steps_that_cannot_come_are_refused(make):
+    with pytest.raises(ValueError, match=r"needs (steps that are )?(a )?whole numbers? >= 1"):
+        make()
