@@ -185,11 +185,11 @@ class LooperThread(threading.Thread):
 
 def call_all(functions: Sequence[Callable[[], None]]) -> None:
     """Call each of them, whatever the others raise; the first failure is raised when all have been called."""
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
     for function in functions:
         try:
             function()
-        except Exception as failure:  # noqa: BLE001 - raised below, when all have been called
+        except BaseException as failure:  # noqa: BLE001 - raised below, when all have been called
             failures.append(failure)
     if failures:
         for further in failures[1:]:

@@ -20,10 +20,12 @@ def evaluate_checkpoints(
     write_to: str | Path | None = None,
     last_step: int | None = None,
     timeout: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, dict[str, Value]]]:
     """Evaluate the newest checkpoint in `directory`, and then each new one; yields its step and what was measured.
 
-    Ends after `last_step`, or when no new checkpoint has appeared for `timeout` seconds. If several appear during one
+    Ends after `last_step`, when no new checkpoint has appeared for `timeout` seconds, or when there is none and `stop`
+    says so. If several appear during one
     evaluation, only the newest is evaluated next.
 
     Args:
@@ -33,9 +35,9 @@ def evaluate_checkpoints(
     """
     evaluator, manager = Evaluator(evaluate, use_averages=use_averages), CheckpointManager(directory)
     done = [False]
-    writers = [] if write_to is None else [SummaryWriter(write_to), MetricsFile(Path(write_to) / "metrics.jsonl")]
+    writers = [] if write_to is None else _open(Path(write_to), manager.latest())
     try:
-        for step in checkpoints_iterator(directory, timeout=timeout, stop=lambda: done[0]):
+        for step in checkpoints_iterator(directory, timeout=timeout, stop=lambda: done[0] or stop()):
             try:
                 state = manager.restore(like=like, step=step)
             except CheckpointError:
@@ -50,3 +52,10 @@ def evaluate_checkpoints(
     finally:
         for writer in writers:
             writer.close()
+
+
+def _open(directory: Path, newest: int | None) -> list[SummaryWriter | MetricsFile]:
+    """Writers that keep what is there of checkpoints before the newest one, which is evaluated now."""
+    start = max((newest or 0) - 1, 0)
+    metrics = MetricsFile(directory / "metrics.jsonl", start_step=start)
+    return [metrics, SummaryWriter(directory, start_step=start)]

@@ -17,6 +17,7 @@ ROOMS = {
         "InUseError",
         "checkpoints_iterator",
         "hold",
+        "is_held",
         "wait_for_checkpoint",
     },
     "coordination": {"Coordinator", "EndOfData", "LooperThread", "call_all"},

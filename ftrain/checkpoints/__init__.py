@@ -1,7 +1,7 @@
 """Checkpoints: any pytree, saved so that it can be trusted to come back."""
 
 from ftrain.checkpoints.following import checkpoints_iterator, wait_for_checkpoint
-from ftrain.checkpoints.lock import InUseError, hold
+from ftrain.checkpoints.lock import InUseError, hold, is_held
 from ftrain.checkpoints.manager import CheckpointError, CheckpointManager
 
 __all__ = [
@@ -10,5 +10,6 @@ __all__ = [
     "InUseError",
     "checkpoints_iterator",
     "hold",
+    "is_held",
     "wait_for_checkpoint",
 ]

@@ -25,3 +25,15 @@ def hold(path: Path, what: str) -> IO[str]:
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds a lock."""
+    if not path.exists():
+        return False
+    with open(path) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -10,15 +10,17 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/digits.")],
     step: Annotated[int | None, typer.Option(help="The checkpoint to evaluate; the newest if not given.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Evaluate each new checkpoint as it appears, until the run's last step.")
+        bool, typer.Option("--follow", help="Evaluate each new checkpoint as it appears, until the run ends.")
     ] = False,
     timeout: Annotated[
         float | None, typer.Option(help="With --follow: end when no checkpoint has appeared for so many seconds.")
     ] = None,
 ) -> None:
     """Evaluate a checkpoint of a run, or follow a run and evaluate all of them."""
+    from ftrain.checkpoints import is_held
     from ftrain.cli.runs import open_run, wait_for_run
     from ftrain.config import ConfigError
+    from ftrain.config.run_directory import LOCK
     from ftrain.evaluation import evaluate_checkpoints
     from ftrain.hooks.console import format_values
     from ftrain.training import use_compilation_cache
@@ -44,6 +46,7 @@ def evaluate(
         write_to=run / "eval",
         last_step=job.steps,
         timeout=timeout,
+        stop=lambda: not is_held(run / LOCK),
     )
     for number, measured in evaluated:
         typer.echo(f"step {number}: {format_values(measured)}")

@@ -22,6 +22,7 @@ def replay(
     from ftrain.training.operations import bad_operations
     from ftrain.training.program import Program
     from ftrain.training.replay import forward, locate
+    from ftrain.training.state import place
 
     try:
         crash = read_crash(run, step)
@@ -30,7 +31,7 @@ def replay(
     use_compilation_cache()
     job = open_run(run)
     typer.echo(f"step {crash.step} failed: {crash.facts['error']}: {crash.facts['message'].partition(chr(10))[0]}")
-    state = crash.state(like=job.initial_state())
+    state = crash.state(like=place(job.initial_state, job.mesh))
     typer.echo(f"the state before it is taken again from step {int(state.step)}")
     state = forward(Program(job.step, job.mesh), state, job.pipeline, crash.step, limit=float("inf"))
     kept = crash.batch(like=job.pipeline.batch(0))

@@ -121,7 +121,7 @@ def _hooks(config: Config) -> list[Call]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise config.error(HOOKS, f"should be tables, [[{HOOKS}]], got {tables!r}")
     for number, table in enumerate(tables):
-        if table.get("name") in TABLED:
+        if isinstance(table.get("name"), str) and table["name"] in TABLED:
             raise config.error(f"{HOOKS}.{number}.name", f"{table['name']} has a table: [{TABLED[table['name']]}]")
     return [
         component(f"{HOOKS}.{number}", HOOK, table, config, given=frozenset({"directory"}))

@@ -35,8 +35,8 @@ class Parameter:
 
     @property
     def is_plain(self) -> bool:
-        """Whether some TOML value can stand here."""
-        return any(map(_is_plain, _members(self.annotation)))
+        """Whether some TOML value can stand here; it has none for None."""
+        return any(_is_plain(member) for member in _members(self.annotation) if member is not type(None))
 
     @property
     def takes_function(self) -> bool:

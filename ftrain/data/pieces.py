@@ -41,15 +41,18 @@ def stack(pieces: list[Piece]) -> Piece:
 
 
 def pieces(
-    data: Pipeline | Iterable[Any], start: int, lengths: Iterator[int], put: Put = lambda batch, count: batch
+    data: Pipeline | Iterable[Any],
+    start: int,
+    lengths: Iterator[int],
+    put: Put = lambda batch, count: batch,
+    shapes: ShapeWatch | None = None,
 ) -> Iterator[list[Piece]]:
     """The input from step `start` on, in pieces of the given lengths, several of them at a time."""
-    watch = ShapeWatch()
-    made = (
-        _from_pipeline(data, start, lengths)
-        if isinstance(data, Pipeline)
-        else _from_batches(data, start, lengths, watch)
-    )
+    watch = shapes or ShapeWatch()
+    if isinstance(data, Pipeline):
+        made = _from_pipeline(data, start, lengths)
+    else:
+        made = _from_batches(data, start, lengths, watch)
     step = start
     for several in made:
         ready: list[Piece] = []
@@ -80,13 +83,26 @@ def _from_batches(
 ) -> Iterator[list[Piece]]:
     stream = iter(batches)
     for length in lengths:
-        several = [Piece(1, batch) for batch in itertools.islice(stream, length)]
+        several, failure = _read(stream, step, length, watch)
+        fits = len(several) == length > 1 and len({piece.kind for piece in several}) == 1
+        if several:
+            yield [stack(several)] if fits else several
+        if failure is not None:
+            raise failure
         if not several:
             return
-        kinds = {watch.kind(piece.batch, step + at) for at, piece in enumerate(several)} if length > 1 else {0}
-        fits = len(several) == length > 1 and len(kinds) == 1
-        yield [stack(several)] if fits else several
         step += len(several)
+
+
+def _read(stream: Iterator[Any], step: int, count: int, watch: ShapeWatch) -> tuple[list[Piece], BaseException | None]:
+    """The next batches, and what went wrong after them, if something did."""
+    read: list[Piece] = []
+    try:
+        for batch in itertools.islice(stream, count):
+            read.append(Piece(1, batch, watch.kind(batch, step + len(read)) if count > 1 else 0))
+    except BaseException as failure:  # noqa: BLE001 - raised when the batches before it have been handed over
+        return read, failure
+    return read, None
 
 
 def _unstack(batches: Any, count: int) -> list[Any]:

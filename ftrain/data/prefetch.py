@@ -3,17 +3,19 @@
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import jax
 
-from ftrain.coordination import Coordinator, LooperThread
+from ftrain.coordination import Coordinator, EndOfData, LooperThread
 from ftrain.data.pieces import Piece, Put, pieces
 from ftrain.data.pipeline import Pipeline
+from ftrain.data.shapes import ShapeWatch
 
 DEPTH = 4  # lists of items that wait, ready, ahead of use
+_POLL = 0.2  # seconds between two looks at whether to go on waiting
 LARGE = 32 << 20  # bytes of a list, of which only two wait
 T = TypeVar("T")
 
@@ -28,9 +30,17 @@ def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Iterator[Any]":
     return Prefetcher([piece.batch for piece in several] for several in made)
 
 
-def feed_pieces(data: Pipeline | Iterable[Any], start: int, lengths: Iterator[int], put: Put) -> "Prefetcher[Piece]":
+def feed_pieces(
+    data: Pipeline | Iterable[Any],
+    start: int,
+    lengths: Iterator[int],
+    put: Put,
+    *,
+    shapes: ShapeWatch | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> "Prefetcher[Piece]":
     """As `feed`, for calls that take several steps each."""
-    return Prefetcher(pieces(check_data(data), start, lengths, put))
+    return Prefetcher(pieces(check_data(data), start, lengths, put, shapes), stop=stop)
 
 
 def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
@@ -46,10 +56,11 @@ class Prefetcher(Generic[T]):
 
     The thread makes lists until `depth` of them wait, and goes on when half of those are used up: it wakes up less
     often than items are taken. What the iterator raises is raised by `next` here, after the items that came before it.
+    While `next` waits it asks `stop` whether to go on waiting; if not, it raises EndOfData.
     """
 
-    def __init__(self, lists: Iterator[list[T]], depth: int = DEPTH):
-        self._lists, self._depth = lists, depth
+    def __init__(self, lists: Iterator[list[T]], depth: int = DEPTH, stop: Callable[[], bool] = lambda: False):
+        self._lists, self._depth, self._stop = lists, depth, stop
         self._ready: deque[list[T]] = deque()
         self._changed = threading.Condition()
         self._is_full = False
@@ -65,7 +76,8 @@ class Prefetcher(Generic[T]):
             return item
         with self._changed:
             while not self._ready and not self._coordinator.should_stop():
-                self._changed.wait()
+                if not self._changed.wait(_POLL) and self._stop():
+                    raise EndOfData("the run stops while it waits for data")
             if self._ready:
                 self._items = iter(self._ready.popleft())
                 if self._is_full and len(self._ready) <= self._depth // 2:
@@ -90,10 +102,10 @@ class Prefetcher(Generic[T]):
         try:
             made = next(self._lists, None)
         except BaseException as error:
-            self._stop(error)
+            self._end(error)
             raise
         if made is None:
-            self._stop(None)
+            self._end(None)
             return
         with self._changed:
             self._ready.append(made)
@@ -102,7 +114,7 @@ class Prefetcher(Generic[T]):
             while self._is_full and not self._coordinator.should_stop():
                 self._changed.wait()
 
-    def _stop(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         with self._changed:
             self._coordinator.request_stop(error)
             self._changed.notify_all()

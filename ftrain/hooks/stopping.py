@@ -9,6 +9,8 @@ import numpy as np
 from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every, never
 from ftrain.training.hook import DATA_ENDED, Value
 
+WATCHED = ("loss", "gradient_norm")  # what StopOnNaN looks at, if it is there
+
 
 class NotFiniteError(RuntimeError):
     """A metric became NaN or infinite at `step`."""
@@ -126,14 +128,14 @@ class StopOnNaN(Hook):
 
     def __init__(
         self,
-        metrics: str | Sequence[str] = ("loss", "gradient_norm"),
+        metrics: str | Sequence[str] | None = None,
         *,
         action: Literal["raise", "stop"] = "raise",
         locate: bool = False,
     ):
         if action not in ("raise", "stop"):
             raise ValueError(f'action must be "raise" or "stop", got {action!r}')
-        self.metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+        self.metrics = None if metrics is None else (metrics,) if isinstance(metrics, str) else tuple(metrics)
         self.action, self.locate = action, locate
         self._report: Report | None = None  # of the beginning; it knows how to take steps again
 
@@ -143,11 +145,12 @@ class StopOnNaN(Hook):
     def watch(self, metrics: Metrics) -> str | None:
         if np.isfinite(metrics.table()).all():  # this runs for every step, and must be quick
             return None
-        if np.isfinite([metrics.column(name) for name in self.metrics]).all():
+        watched = [name for name in WATCHED if name in metrics.names] if self.metrics is None else self.metrics
+        if np.isfinite([metrics.column(name) for name in watched]).all():
             return None
         for step in range(metrics.first, metrics.last + 1):
             row = metrics.row(step)
-            bad = next((name for name in self.metrics if not math.isfinite(row[name])), None)
+            bad = next((name for name in watched if not math.isfinite(row[name])), None)
             if bad is not None and not row.get("update_skipped"):
                 return self._found(bad, step, row)
         return None

@@ -31,7 +31,7 @@ class WaitForStep(Hook):
 
     def begin(self, report: Report) -> None:
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
-        while max(reached := self.read(), report.step) < self.step:
+        while max(reached := self.read(), report.step) < self.step and not report.stop_reason:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"step {self.step} was not reached within {self.timeout:g} s; it is at {reached}")
             self._sleep(self.poll_secs)

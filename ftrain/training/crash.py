@@ -46,9 +46,8 @@ class Crash:
         if not (self.directory / _BATCH).exists():
             return None
         with np.load(self.directory / _BATCH) as arrays:
-            return jax.tree.unflatten(
-                jax.tree.structure(like), [arrays[f"batch/{name}"] for name in named_leaves(like)]
-            )
+            leaves = [_typed(arrays[f"batch/{name}"], leaf) for name, leaf in named_leaves(like).items()]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def write_crash(run: Path, error: Exception, past: Past) -> Crash:
@@ -106,14 +105,19 @@ def versions() -> dict[str, str]:
     return found | {"python": platform.python_version(), "platform": platform.platform(), "devices": devices}
 
 
+def _typed(array: np.ndarray, like: Any) -> np.ndarray:
+    """What was read from a file of numpy's, which does not know the names of types such as bfloat16."""
+    return array.view(like.dtype) if array.dtype.kind == "V" else array
+
+
 def _keep_batch(directory: Path, past: Past) -> list[str]:
     try:
         arrays: dict[str, Any] = {
             f"batch/{name}": np.asarray(leaf) for name, leaf in named_leaves(past.batch()).items()
         }
         np.savez(directory / _BATCH, **arrays)
-    except ReplayError as reason:
-        return [str(reason)]
+    except (ReplayError, TypeError) as reason:  # it is gone, or no file can hold it
+        return [f"the batch is not kept: {reason}"]
     return []
 
 

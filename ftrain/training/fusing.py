@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ftrain.coordination import Coordinator
 from ftrain.data import Piece, stack
 from ftrain.training.program import Program
 from ftrain.training.state import TrainState
@@ -59,6 +58,7 @@ def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
     """
     ahead = [gap for gap, _ in zip(gaps(triggers, start), range(64), strict=False)]
     finite = [int(gap) for gap in ahead if gap != math.inf] or [most]
+    most = min(most, max(finite))
     return min(range(1, most + 1), key=lambda length: sum(gap // length + gap % length for gap in finite))
 
 
@@ -69,19 +69,27 @@ class Fuser:
     compute a convolution, say, inside of a loop.)
     """
 
-    def __init__(self, fuse: Fuse, program: Program, coordinator: Coordinator):
+    def __init__(self, fuse: Fuse, program: Program):
         check_fuse(fuse)
         self.length = 1
+        self.kind = 0  # the form of batches that was tried; others are not fused
         self.trial: Trial | None = None
         self._fuse: Fuse = fuse
-        self._program, self._coordinator = program, coordinator
+        self._program = program
+        self._compiling: threading.Thread | None = None
         self._decided = fuse == 1
 
     def begin(self, triggers: Sequence[Trigger], start: int) -> None:
         """A run begins, or begins anew, whose hooks have these triggers."""
         if not self._decided:
             choose = functools.partial(best_length, triggers, start)
-            self.trial = Trial(self._program, choose, self._fuse, self._coordinator)
+            self.trial = Trial(self._program, choose, self._fuse, self._compile_behind)
+
+    def _compile_behind(self, work: Callable[[], None]) -> None:
+        self._compiling = threading.Thread(target=work, name="ftrain-compile", daemon=True)
+        self._compiling.start()
+        if self._fuse != "auto":  # who asks for it wants it from the start
+            self._compiling.join()
 
     def give_up(self) -> bool:
         """Take one step a call for good; whether that changes anything."""
@@ -94,9 +102,22 @@ class Fuser:
         if self.trial is not None and not self.trial.explore(timing.dispatch, timing.device, state, piece):
             self.give_up()
 
+    def problem(self) -> str:
+        """What went wrong with the fused call, if something did; then there is no more to try."""
+        if self.trial is None or self.trial.problem is None:
+            return ""
+        problem = f"{self.trial.problem}".partition("\n")[0]
+        self.give_up()
+        return f"steps are not fused: the fused call cannot be compiled: {problem:.200}"
+
+    def close(self) -> None:
+        """Wait for a compilation that nobody needs any more, but not for ever."""
+        if self._compiling is not None:
+            self._compiling.join(60)
+
     def judge(self, fused: "Taken | None", single: "Taken | None") -> str:
         """Decide, from the same steps taken both ways; answers with what there is to say of it."""
-        length = 1 if self.trial is None else self.trial.length
+        length, kind = (1, 0) if self.trial is None else (self.trial.length, self.trial.kind)
         self.give_up()
         if fused is None or single is None:
             return ""
@@ -106,7 +127,7 @@ class Fuser:
         share = fused.seconds / single.seconds
         if self._fuse == "auto" and share > LEAST_GAIN:
             return ""
-        self.length = length
+        self.length, self.kind = length, kind
         return f"{length} steps are fused into one call, {1 / share:.1f} times as fast" if self._fuse == "auto" else ""
 
 
@@ -125,9 +146,16 @@ class Trial:
     compiles the fused call. At last some steps are taken both ways, and compared bit by bit.
     """
 
-    def __init__(self, program: Program, choose: Callable[[int], int], fuse: Fuse, coordinator: Coordinator):
-        self.length = 0
-        self._program, self._choose, self._fuse, self._coordinator = program, choose, fuse, coordinator
+    def __init__(
+        self,
+        program: Program,
+        choose: Callable[[int], int],
+        fuse: Fuse,
+        run_behind: Callable[[Callable[[], None]], None],
+    ):
+        self.length, self.kind = 0, 0
+        self.problem: Exception | None = None  # why the fused call cannot be compiled
+        self._program, self._choose, self._fuse, self._run_behind = program, choose, fuse, run_behind
         self._marks = (WARM_UP, WARM_UP + MEASURED) if fuse == "auto" else (1,)
         self._steps, self._before = 0, (0.0, 0.0)
         self._compiled = threading.Event()
@@ -141,17 +169,20 @@ class Trial:
         """Take the seconds that dispatching, and waiting for the device, took so far; False if fusing is hopeless."""
         if self._steps == self._marks[0]:
             self._before = dispatch, device
+            leaves = jax.tree.leaves(piece.batch)
+            if not leaves or not all(hasattr(leaf, "dtype") for leaf in leaves):
+                return False  # nothing to scan over, or nothing that can be stacked as it is
             room = AUTO_BYTES // max(1, count_bytes(piece.batch))
             self.length = self._choose(self._fuse if isinstance(self._fuse, int) else min(AUTO_STEPS, max(1, room)))
             if self.length == 1 or (self._fuse == "auto" and count_bytes(state) > STATE_BYTES):
                 return False
-        if self._steps < self._marks[-1]:
+        if self._steps != self._marks[-1]:
             return True
         dispatch, device = dispatch - self._before[0], device - self._before[1]
         is_long = dispatch + device > LONG_STEP * MEASURED
         if is_long and dispatch < DISPATCH_SHARE * (dispatch + device):
             return False
-        self._compile_behind(state, piece)
+        self._compile(state, piece)
         return True
 
     def is_ready(self) -> bool:
@@ -172,21 +203,24 @@ class Trial:
         assert taken is not None
         return taken
 
-    def _compile_behind(self, state: TrainState, piece: Piece) -> None:
-        """Compile the fused call in a thread."""
-        several = self._program.put(stack([piece] * self.length).batch, self.length)
-        shapes = jax.tree.map(_shape, (state, several))
+    def _compile(self, state: TrainState, piece: Piece) -> None:
+        """Compile the fused call: the first half here, the second in a thread."""
+        self.kind = piece.kind
+        several = Piece(self.length, self._program.put(stack([piece] * self.length).batch, self.length), piece.kind)
+        try:
+            lowered = self._program.lower(state, several)
+        except Exception as error:  # noqa: BLE001 - single steps work, so the run goes on with them
+            self.problem = error
+            return
 
         def work() -> None:
-            with self._coordinator.stop_on_exception():
-                self._program.compile(shapes[0], Piece(self.length, shapes[1], piece.kind))
+            try:
+                self._program.finish(several, lowered)
                 self._compiled.set()
+            except Exception as error:  # noqa: BLE001 - the same
+                self.problem = error
 
-        thread = threading.Thread(target=work, name="ftrain-compile", daemon=True)
-        self._coordinator.register_thread(thread)
-        thread.start()
-        if self._fuse != "auto":  # who asks for it wants it from the start
-            thread.join()
+        self._run_behind(work)
 
 
 def first_difference(one: Taken, other: Taken) -> str | None:
@@ -200,7 +234,3 @@ def first_difference(one: Taken, other: Taken) -> str | None:
 def _bits(leaf: jax.Array) -> bytes:
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
-
-
-def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding if leaf.committed else None)

@@ -5,7 +5,7 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from ftrain.coordination import Coordinator, EndOfData, call_all
 from ftrain.data import Piece, Pipeline
+from ftrain.data.shapes import ShapeWatch
 from ftrain.training.agenda import Agenda
 from ftrain.training.compilation import use_compilation_cache
 from ftrain.training.flight import Call, Flight
@@ -27,10 +28,11 @@ from ftrain.training.program import Program
 from ftrain.training.recovery import Recoveries
 from ftrain.training.replay import Past, ReplayError, forward
 from ftrain.training.scaffold import Scaffold
-from ftrain.training.state import TrainState, fresh_copy
+from ftrain.training.state import TrainState, place
 from ftrain.training.step import Step
 from ftrain.training.supply import Supply
 from ftrain.training.timing import Timing, clock
+from ftrain.training.trigger import Trigger
 
 FINISHED = (StopIteration, EndOfData)  # what ends a run cleanly, whoever raises it
 
@@ -75,17 +77,22 @@ class Loop:
         for hook in self.hooks:
             if not isinstance(hook, Hook):
                 raise TypeError(f"hooks must be instances of ftrain.Hook, got {hook!r}")
+            if not isinstance(hook.when, Trigger):
+                raise TypeError(
+                    f"{type(hook).__name__}.when must be a trigger, such as every(steps=100), got {hook.when!r}"
+                )
         self.stop_reason: str | None = None
         self.interrupted = False
         self.start_step = 0  # the step that this loop went on from
         self.coordinator = Coordinator()
         self.timing = Timing()
-        self._initial, self._data, self._mesh, self._clock = state, data, mesh, clock
+        self._initial, self._data, self._mesh, self._fuse, self._clock = state, data, mesh, fuse, clock
         self._scaffold = scaffold or Scaffold()
         self._recoveries = Recoveries(recoveries)
         self._step, self._program = step, Program(step, mesh)
-        self._fuser = Fuser(fuse, self._program, self.coordinator)
+        self._fuser = Fuser(fuse, self._program)
         self._supply: Supply | None = None
+        self._shapes, self._fed_shapes = ShapeWatch(), ShapeWatch()
         self._state: TrainState | None = None
         self._count = 0
         self._metrics = Metrics(0, 0)  # of the newest call
@@ -96,6 +103,7 @@ class Loop:
         self._thread: int | None = None  # the one that entered
         self._told_to_stop = False
         self._suspect: int | None = None  # the step that is being dispatched
+        self._telling: Hook | None = None  # the hook that is being told of a step
 
     @property
     def state(self) -> TrainState:
@@ -210,6 +218,8 @@ class Loop:
                     raise
                 if again:
                     self._guarded(functools.partial(self._begin, after=error), again=False)
+                    if self.stop_reason is not None:
+                        return None
 
     def _can_go_on(self) -> bool:
         """Whether there would be data after a recovery: an iterator that has failed gives no more."""
@@ -217,8 +227,10 @@ class Loop:
 
     def _begin(self, after: Exception | None = None) -> None:
         """Start from the newest checkpoint, or from the beginning; also `after` an error."""
-        before = self._count
+        before, self._suspect = self._count, None
         self._flight.clear()
+        if not self.interrupted:  # a stop that was asked for at a step that is taken again will be asked for again
+            self.stop_reason, self._told_to_stop = None, False
         self._state = self._starting_state()
         self._count = int(self._state.step)
         if after is None:
@@ -238,26 +250,37 @@ class Loop:
             hook.begin(report)
         whens = [hook.when for hook in self.hooks]
         self._fuser.begin(whens, self._count)
+        if isinstance(self._data, Iterator) and self._fuse == "auto":
+            self._fuser.give_up()  # it may wait for steps to be taken, and fused ones need many batches beforehand
         if self._feeders and self._fuser.give_up():
             names = ", ".join(type(hook).__name__ for hook in self._feeders)
             self.notice(f"steps are not fused: before each of them a hook changes the batch ({names})")
         self._agenda = Agenda(self.hooks, self._count, self._clock())
         if self._supply is None or isinstance(self._data, Pipeline):  # other data go on where they stand
             self._close_supply()
-            self._supply = Supply(self._data, self._count, whens, lambda: self._fuser.length, self._program.put)
+            self._supply = Supply(
+                self._data,
+                self._count,
+                whens,
+                lambda: self._fuser.length,
+                self._program.put,
+                shapes=self._shapes,
+                stop=lambda: self.interrupted or self.coordinator.should_stop(),
+            )
 
     def _take(self, most: float) -> None:
         """Take the next steps, at most so many."""
         started = clock()
         if self._supply is None:
             raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
-        piece = self._supply.take(most)
+        piece = self._supply.take(most, self._fuser.kind)
         self.timing.data += clock() - started
         self._dispatch(piece)
 
     def _dispatch(self, piece: Piece) -> None:
         if self._feeders:
-            piece = dataclasses.replace(piece, batch=feed_batch(self._feeders, self.report(), piece.batch))
+            batch = feed_batch(self._feeders, self.report(), piece.batch)
+            piece = dataclasses.replace(piece, batch=batch, kind=self._fed_shapes.kind(batch, self._count))
         self._suspect, self._piece = self._count + 1, piece
         if not self._program.is_compiled(piece):
             with self.timing.measure("compiling"):
@@ -275,8 +298,10 @@ class Loop:
         for hook in self._watchers:
             self._watch(hook, call.metrics)
         if call.due:
-            report = self._report(call.metrics, call.due, call.piece.examples)
+            waiting = list(call.due)
+            report = self._report(call.metrics, waiting, call.piece.examples)
             for hook in call.due:
+                self._telling = waiting.pop(0)
                 with self.timing.measure(type(hook).__name__):
                     hook.after_step(report)
             self._agenda.look_ahead(self._count)  # they may have changed their triggers
@@ -301,7 +326,10 @@ class Loop:
         if trial.is_mark():
             self._flight.settle()
             self._fuser.explore(self.timing, self.state, self._piece)
-        if trial.is_ready() and self._agenda.next_step - self._count >= trial.length:
+        problem = self._fuser.problem()
+        if problem:
+            self.notice(problem)
+        elif trial.is_ready() and self._agenda.next_step - self._count >= trial.length:
             pieces = self._supply.take_singles(trial.length)
             self._flight.settle()
             fused = trial.take(self.state, pieces) if pieces else None
@@ -323,7 +351,13 @@ class Loop:
         return Taken(self.state, np.concatenate([each.table() for each in metrics] or [np.zeros(0)]), seconds)
 
     def _end(self) -> None:
-        self._flight.settle()
+        while True:
+            try:
+                self._flight.settle()
+                break
+            except FINISHED:  # the run is ending anyway: go on with what is left
+                continue
+        self._telling = None
         report = self._report(self._metrics, due=self.hooks)
 
         def end(hook: Hook) -> None:
@@ -337,7 +371,8 @@ class Loop:
 
         def publish(values: Mapping[str, Value]) -> None:
             for hook in self.hooks:
-                self._stop_for(hook.receive(step, values) if hook not in due else None)
+                if hook not in due and hook is not self._telling:
+                    self._stop_for(hook.receive(step, values))
 
         has_state = not due or any(hook.needs_state for hook in due)
         state = self._state if has_state else None
@@ -354,13 +389,23 @@ class Loop:
             return self._data.batch(step - 1)
         raise ReplayError(f"the batch of step {step} is gone, and the data cannot be asked for it")
 
+    def _tell_failure(self, hook: Hook, error: Exception) -> None:
+        step = getattr(error, "step", None)
+        if not isinstance(step, int):  # it is not one that names its step
+            step = self._suspect or self._flight.suspect
+        hook.failed(error, None if step is None else self.past(step))
+
     def _state_before(self, step: int) -> TrainState:
         if step == self._count + 1 and _is_alive(self.state):
             return jax.tree.map(jnp.copy, self.state)
-        return forward(self._program, self._starting_state(), self._data, step)
+        state = self._starting_state()
+        if self._feeders and int(state.step) < step - 1:
+            raise ReplayError("steps cannot be taken again, because hooks change their batches")
+        return forward(self._program, state, self._data, step)
 
     def _starting_state(self) -> TrainState:
-        return self._scaffold.prepare(functools.partial(fresh_copy, self._initial, self._mesh), self.hooks)
+        state = self._scaffold.prepare(functools.partial(place, self._initial, self._mesh), self.hooks)
+        return jax.tree.map(jnp.copy, place(state, self._mesh))  # what it was made of stays whole
 
     def _close_supply(self) -> None:
         if self._supply is not None:
@@ -370,10 +415,8 @@ class Loop:
         """Close all that is open. What fails in it never hides the error that ended the run."""
         closing: list[Callable[[], None]] = [self._close_supply]
         if isinstance(error, Exception) and self._state is not None:
-            step = getattr(error, "step", self._suspect or self._flight.suspect)
-            past = None if step is None else self.past(step)
-            closing += [functools.partial(hook.failed, error, past) for hook in self.hooks]
-        closing += [hook.close for hook in reversed(self.hooks)]
+            closing += [functools.partial(self._tell_failure, hook, error) for hook in self.hooks]
+        closing += [*(hook.close for hook in reversed(self.hooks)), self._fuser.close]
         try:
             call_all([*closing, self.coordinator.request_stop, self.coordinator.join])
         except Exception as failure:

@@ -33,10 +33,10 @@ class Program:
     """
 
     def __init__(self, step: Step, mesh: Mesh | None = None):
-        packed = _pack(step)
+        self._packed = _pack(step)
         self._mesh = mesh
-        self._one = compile_step(packed, mesh)
-        self._fused = compile_step(lambda state, batches: jax.lax.scan(packed, state, batches), mesh, stacked=True)
+        settings: Any = jax.config  # jax defines its attributes at run time, where a type checker cannot see them
+        self._x64: bool = settings.jax_enable_x64
         self._compiled: dict[tuple[int, int], Any] = {}
         self._flops: float | None = None
 
@@ -47,22 +47,41 @@ class Program:
         state, packed = self._compiled[piece.count, piece.kind](state, piece.batch)
         return state, Metrics(first, first + piece.count - 1, packed.names, packed.values)
 
+    def _fused(self, state: TrainState, batches: Batch) -> tuple[TrainState, _Packed]:
+        return jax.lax.scan(self._packed, state, batches)
+
     def is_compiled(self, piece: Piece) -> bool:
         return (piece.count, piece.kind) in self._compiled
 
     def compile(self, state: TrainState, piece: Piece) -> None:
         """Compile for such a piece; only shapes are looked at."""
-        jitted: Any = self._one if piece.count == 1 else self._fused
+        self.finish(piece, self.lower(state, piece))
+
+    def lower(self, state: TrainState, piece: Piece) -> Any:
+        """The first half of compiling. It depends on contexts of the thread, such as a mesh or 64 bits."""
         if piece.count == 1:
-            _check_state(state, jitted.eval_shape(state, piece.batch)[0])
-        self._compiled[piece.count, piece.kind] = jitted.lower(state, piece.batch).compile()
+            _check_state(state, jax.eval_shape(self._packed, state, piece.batch)[0])
+        return self._jitted(state, stacked=piece.count > 1).lower(state, piece.batch)
+
+    def finish(self, piece: Piece, lowered: Any) -> None:
+        """The second half, which any thread can do."""
+        self._compiled[piece.count, piece.kind] = lowered.compile()
+
+    def _jitted(self, state: TrainState, *, stacked: bool) -> Any:
+        function = self._fused if stacked else self._packed
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        is_spread = any(len(each.device_set) > 1 for each in jax.tree.leaves(shardings))
+        if is_spread and (self._mesh is None or self._mesh.size == 1):  # as the user placed it, so it must stay
+            return jax.jit(function, donate_argnums=0, out_shardings=(shardings, None))
+        return compile_step(function, self._mesh, stacked=stacked)
 
     def put(self, batch: Batch, count: int) -> Batch:
-        """The batch of a call, on the devices."""
+        """The batch of a call, on the devices; a thread may do it, and has to be told whether there are 64 bits."""
         sharding = batch_sharding(self._mesh, stacked=count > 1)
         if sharding is None and count == 1 and jax.default_backend() == "cpu":
             return batch  # it is in the memory of that device already, and the call itself takes it quicker
-        return jax.device_put(batch) if sharding is None else jax.device_put(batch, sharding)
+        with jax.enable_x64(self._x64):
+            return jax.device_put(batch) if sharding is None else jax.device_put(batch, sharding)
 
     def flops(self) -> float | None:
         """Floating-point operations of one step, if the compiler tells; it counts the steps of a fused call once."""

@@ -91,7 +91,7 @@ def locate(step: Step, state: TrainState, batch: Batch) -> list[str]:
         loss, metrics, _, gradients = jax.jit(differentiate)(state, batch)
         found += [*_not_finite("metrics", {"loss": loss, **metrics}), *_not_finite("gradients", gradients)]
     after, metrics = jax.jit(step)(state, batch)
-    known = {"learning_rate", "loss"}  # an unknown rate is NaN
+    known = {"learning_rate"} | ({"loss"} if differentiate is not None else set())  # an unknown rate is NaN
     found += _not_finite("metrics", {name: value for name, value in metrics.items() if name not in known})
     found += _not_finite("params after the step", after.params)
     return list(dict.fromkeys(found))

@@ -53,12 +53,12 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
 
-def fresh_copy(initial: TrainState | Callable[[], TrainState], mesh: Mesh | None = None) -> TrainState:
-    """A state that a step may write over, replicated over the mesh; the one given, or what makes it, stays whole."""
-    state = initial if isinstance(initial, TrainState) else initial()
-    if mesh is not None and mesh.size > 1:
-        state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
-    return jax.tree.map(jnp.copy, state)
+def place(initial: TrainState | Callable[[], TrainState], mesh: Mesh | None = None) -> TrainState:
+    """A state, or what a function makes, replicated over the mesh."""
+    state = initial() if callable(initial) else initial
+    if not isinstance(state, TrainState):
+        raise TypeError(f"a run needs a TrainState, or a function that makes one, got a {type(state).__name__}")
+    return state if mesh is None or mesh.size == 1 else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
 
 
 def _widened_copy(leaf: jax.Array) -> jax.Array:

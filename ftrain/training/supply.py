@@ -6,6 +6,7 @@ from typing import Any
 
 from ftrain.data import Piece, Pipeline, feed_pieces
 from ftrain.data.pieces import Put
+from ftrain.data.shapes import ShapeWatch
 from ftrain.training.fusing import gaps
 from ftrain.training.trigger import Trigger
 
@@ -23,19 +24,25 @@ class Supply:
         triggers: Sequence[Trigger],
         length: Callable[[], int],
         put: Put,
+        *,
+        shapes: ShapeWatch,
+        stop: Callable[[], bool],
     ):
-        self._pieces = feed_pieces(data, start, _lengths(triggers, start, length), put)
+        self._pieces = feed_pieces(data, start, _lengths(triggers, start, length), put, shapes=shapes, stop=stop)
         self._spare: deque[Piece] = deque()
         self.has_failed = False
 
-    def take(self, most: float) -> Piece:
-        """The next piece; what it has beyond `most` steps waits for the next time. StopIteration at the end."""
+    def take(self, most: float, kind: int | None = None) -> Piece:
+        """The next piece, of several steps only if its batches have the form `kind`; StopIteration at the end.
+
+        What it has beyond `most` steps waits for the next time.
+        """
         try:
             piece = self._spare.popleft() if self._spare else next(self._pieces)
         except Exception:
             self.has_failed = True
             raise
-        if piece.count > most:
+        if piece.count > most or (piece.count > 1 and piece.kind != kind):
             piece, *rest = piece.split()
             self.give_back(rest)
         return piece
@@ -46,8 +53,8 @@ class Supply:
         try:
             while len(taken) < count:
                 taken.append(self.take(1))
-        except StopIteration:
-            pass
+        except Exception:  # noqa: BLE001 - it comes again when what was taken is used up
+            self.has_failed = False
         if len(taken) == count and len({piece.kind for piece in taken}) == 1:
             return taken
         self.give_back(taken)
@@ -64,6 +71,7 @@ class Supply:
 def _lengths(triggers: Sequence[Trigger], start: int, length: Callable[[], int]) -> Iterator[int]:
     for gap in gaps(triggers, start):
         while gap > 0:
-            steps = length() if gap >= length() else 1
+            steps = length()
+            steps = steps if gap >= steps else 1
             yield steps
             gap -= steps
