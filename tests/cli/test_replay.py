@@ -5,6 +5,8 @@ import re
 import pytest
 from command import run, start, write_config
 
+from ftrain.summaries import read_metrics
+
 
 def exploding_run(tmp_path, *more):
     config = write_config(tmp_path, steps=100, every=3)
@@ -64,6 +66,19 @@ def test_a_run_is_followed_to_its_last_step(tmp_path):
     assert steps == sorted(set(steps))
     assert steps[-1] == 4000
     assert list((home / "eval").glob("events.out.tfevents.*"))
+
+
+def test_following_a_run_that_stopped_early_ends_and_keeps_what_was_measured(tmp_path):
+    config, home = write_config(tmp_path, steps=40, every=20), tmp_path / "run"
+    assert run("train", config, f"run.directory={home}").returncode == 0
+    assert run("eval", home, "--follow").stdout.startswith("step 40:")
+    config = write_config(tmp_path, steps=4000, every=20)
+    stop = "hooks=[{name='StopAtStep', last_step=60}]"
+    done = run("train", config, f"run.directory={home}", stop, "--accept-changes")
+    assert "stopped at step 60 of 4000 (step 60 was the last one asked for)\n" in done.stdout, done.stderr
+    followed = run("eval", home, "--follow")
+    assert followed.returncode == 0, followed.stderr
+    assert [line["step"] for line in read_metrics(home / "eval" / "metrics.jsonl")] == [40, 60]
 
 
 def test_following_and_a_step_exclude_each_other(tmp_path):
