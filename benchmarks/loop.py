@@ -7,8 +7,8 @@ Switched on: a log line and summaries every 100 steps, a NaN guard on every step
 the middle of the run. The bare loop is what one writes by hand: a donated jit call for each step, over batches that
 were made beforehand, and nothing else. Both run in one process and take turns in rounds, because the machine's speed
 drifts; speeds and ratio are those of all rounds together. The job `mesh` runs in a process of its own with four virtual
-devices. If Keras 3 is installed (pip install keras) it is run on JAX beside the first two. `memory` shows how the
-process grows over 200,000 steps, `start` the time from `ftrain train configs/digits.toml` to its first step.
+devices. If Keras 3 is installed (pip install keras) it is run on JAX beside the first two. `memory` shows how a process
+of its own grows over 200,000 steps, `start` the time from `ftrain train configs/digits.toml` to its first step.
 """
 
 import argparse
@@ -261,7 +261,7 @@ def measure_start(times: int = 5) -> str:
 
 
 def in_own_process(name: str, rounds: int) -> str:
-    """A job that needs another number of devices."""
+    """A job that needs another number of devices, or memory that no other job has used."""
     command = [sys.executable, __file__, name, "--rounds", str(rounds), "--here"]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
 
@@ -278,8 +278,10 @@ def main() -> None:
             parser.error(f"there is no job {name}; there are {', '.join(names)}")
     print(f"{'steps a second':<36}{'bare':>10}{'ftrain':>10}{'ratio':>8}{'keras':>8}", flush=True)
     for name in arguments.jobs or names:
-        if name == "memory":
+        if name == "memory" and arguments.here:
             line = measure_memory()
+        elif name == "memory":
+            line = in_own_process(name, arguments.rounds)
         elif name == "start":
             line = measure_start()
         elif JOBS[name].devices > 1 and not arguments.here:
