@@ -1,5 +1,7 @@
 """Fused or not: the same bits, the same steps, the same that hooks see."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,33 +192,64 @@ def test_a_hook_that_changes_batches_turns_fusing_off_and_that_is_said(fuse):
     assert notices.texts == ["steps are not fused: before each of them a hook changes the batch (FeedBatch)"]
 
 
-def test_auto_fuses_small_steps_and_says_so():
-    notices = Notices()
-    loop = run([notices, Spy(every(steps=100), False, False), StopAtStep(20_000)], "auto")
-    assert len(compiled_lengths(loop)) == 2
-    assert any("50 steps are fused into one call" in text for text in notices.texts)
-    assert loop.steps_taken == 20_000
+class StopAtNotice(Notices):
+    """Stops at the first notice; the clock decides how many steps there are before it."""
+
+    when = every(steps=100)
+    needs_state = False
+
+    def after_step(self, report):
+        if self.texts:
+            report.stop("noticed")
 
 
-def test_auto_leaves_long_steps_alone():
-    def slow_loss(params, batch, rng):
-        def spin(_, matrix):
-            return jnp.tanh(matrix @ matrix)
+@pytest.fixture
+def any_speed_will_do(monkeypatch):
+    """What is measured does not decide: the machine may be busy with other tests."""
+    monkeypatch.setattr(fusing, "LONG_STEP", math.inf)
+    monkeypatch.setattr(fusing, "LEAST_GAIN", math.inf)
 
-        wide = jax.lax.fori_loop(0, 4, spin, jnp.full((256, 256), params["b"]))
-        return loss_fn(params, batch, rng)[0] + 0 * wide[0, 0]
 
-    state = TrainState.create(init_params(), ADAM)
-    with Loop(make_step(slow_loss, ADAM), state, PIPELINE, hooks=[StopAtStep(60)]) as loop:
-        while not loop.should_stop():
-            loop.advance()
+@pytest.mark.usefixtures("any_speed_will_do")
+def test_auto_fuses_quick_steps_and_says_so():
+    notices = StopAtNotice()
+    loop = run([notices, StopAtStep(5_000_000)], "auto")
+    assert compiled_lengths(loop) == [1, 50]
+    assert "50 steps are fused into one call" in notices.texts[0]
+    assert bits(loop.state) == bits(run([StopAtStep(loop.steps_taken)], 1).state)
+
+
+def test_auto_leaves_steps_alone_whose_time_is_not_spent_on_dispatching(monkeypatch):
+    monkeypatch.setattr(fusing, "LONG_STEP", 0.0)
+    monkeypatch.setattr(fusing, "DISPATCH_SHARE", 2.0)
+    loop = run([StopAtStep(60)], "auto")
     assert compiled_lengths(loop) == [1]
+    assert loop._fuser.trial is None
 
 
+def test_auto_leaves_steps_alone_that_gain_nothing(monkeypatch):
+    monkeypatch.setattr(fusing, "LONG_STEP", math.inf)
+    monkeypatch.setattr(fusing, "LEAST_GAIN", 0.0)
+    judged = []
+    judge = fusing.Fuser.judge
+    monkeypatch.setattr(fusing.Fuser, "judge", lambda self, *taken: judged.append(1) or judge(self, *taken))
+
+    class StopWhenJudged(Hook):
+        when = every(steps=100)
+
+        def after_step(self, report):
+            if judged:
+                report.stop("judged")
+
+    loop = run([StopWhenJudged(), StopAtStep(5_000_000)], "auto")
+    assert loop._fuser.length == 1
+
+
+@pytest.mark.usefixtures("any_speed_will_do")
 def test_auto_does_not_fuse_what_would_give_other_bits(monkeypatch):
     monkeypatch.setattr(fusing, "first_difference", lambda one, other: "leaf params/w")
-    notices = Notices()
-    loop = run([notices, StopAtStep(20_000)], "auto")
+    notices = StopAtNotice()
+    loop = run([notices, StopAtStep(5_000_000)], "auto")
     assert notices.texts == ["steps are not fused: fused ones give other bits, in leaf params/w first"]
     assert loop._fuser.length == 1
 
