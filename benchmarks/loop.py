@@ -7,8 +7,8 @@ Switched on: a log line and summaries every 100 steps, a NaN guard on every step
 the middle of the run. The bare loop is what one writes by hand: a donated jit call for each step, over batches that
 were made beforehand, and nothing else. Both run in one process and take turns in rounds, because the machine's speed
 drifts; speeds and ratio are those of all rounds together. The job `mesh` runs in a process of its own with four virtual
-devices. If Keras 3 is installed (pip install keras) it is run on JAX beside the first two. `memory` shows how a process
-of its own grows over 200,000 steps, `start` the time from `ftrain train configs/digits.toml` to its first step.
+devices. If Keras 3 is installed (pip install '.[bench]') it is run on JAX beside the first two. `memory` shows how a
+process of its own grows over 200,000 steps, `start` the time from `ftrain train configs/digits.toml` to its first step.
 """
 
 import argparse
