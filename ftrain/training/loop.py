@@ -229,7 +229,7 @@ class Loop:
         """Start from the newest checkpoint, or from the beginning; also `after` an error."""
         before, self._suspect = self._count, None
         self._flight.clear()
-        if not self.interrupted:  # a stop that was asked for at a step that is taken again will be asked for again
+        if after is not None and self._told_to_stop:  # a hook's stop, at a step that is taken again: it will ask again
             self.stop_reason, self._told_to_stop = None, False
         self._state = self._starting_state()
         self._count = int(self._state.step)

@@ -110,6 +110,28 @@ def test_a_recovery_after_a_stop_was_asked_for_ends_at_the_same_step(pipeline, t
     assert drive(pipeline, hooks).steps_taken == last
 
 
+def test_a_stop_that_was_asked_for_before_the_run_is_entered(pipeline):
+    loop = Loop(STEP, make_state, pipeline)
+    loop.request_stop("changed my mind")
+    with loop:
+        assert loop.should_stop()
+    assert (loop.steps_taken, loop.stop_reason) == (0, "changed my mind")
+
+
+def test_a_recovery_does_not_lose_the_stop_that_another_thread_asked_for(pipeline):
+    class StopElsewhereAndFail(Hook):
+        when = at(9)
+
+        def after_step(self, report):
+            thread = threading.Thread(target=report.stop, args=["from elsewhere"])
+            thread.start()
+            thread.join()
+            raise lost()
+
+    loop = drive(pipeline, [StopElsewhereAndFail(), StopAtStep(40)], recoveries=1)
+    assert loop.stop_reason == "from elsewhere"
+
+
 def test_an_error_with_a_step_of_its_own_is_raised_as_it_is(pipeline):
     class OddError(RuntimeError):
         def step(self):
