@@ -1,124 +1,188 @@
-"""The checkpoint manager: numbered checkpoints of one pytree in a directory, on Orbax."""
+"""The checkpoint manager: numbered checkpoints of one pytree in a directory."""
 
-import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Literal, TypeVar
 
 import jax
-import numpy as np
-from orbax.checkpoint import v1 as ocp
 
-from ftrain.checkpoints.matching import describe_differences
-from ftrain.packed import pack_like, unpack
-from ftrain.tree import Tree, named_leaves
+from ftrain.checkpoints import writing
+from ftrain.checkpoints.catalog import Catalog, changing, committed, numbered, read_catalog
+from ftrain.checkpoints.errors import CheckpointError, DamagedError, SaveError, in_one_line
+from ftrain.checkpoints.matching import Selection
+from ftrain.checkpoints.restoring import check_leaves, load
+from ftrain.checkpoints.retention import Record, Retention, best_of, rotate
+from ftrain.checkpoints.snapshot import as_given, take
+from ftrain.tree import Tree
 
-_COMMITTED = "commit_success.txt"  # Orbax writes it last
-_DELETING = ".deleting"
-_LEFTOVER = re.compile(r"\d+(\.deleting|\.orbax-checkpoint-tmp.*)")
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is not there, or does not fit."""
-
-
-class _Response(Protocol):
-    def result(self, timeout: float | None = None) -> Any: ...
+T = TypeVar("T")
 
 
 class CheckpointManager:
-    """Saves a pytree under step numbers and keeps the newest `keep` of them.
+    """Saves a pytree under step numbers and keeps those that are worth it.
 
         with CheckpointManager("runs/mine/checkpoints", keep=3) as manager:
             manager.save(100, tree)
             tree = manager.restore(like=tree)
 
-    Inside of `with`, a save returns once the values are copied, and writing goes on behind it; outside, where nothing
-    waits for it at the end of the program, it returns when all is written. A checkpoint appears under its number all
-    at once, when it is complete, and an older one is deleted only after that. Opening a directory does not change it.
+    Inside of `with`, a save returns at once, and writing goes on behind it; outside, where nothing waits for it at the
+    end of the program, it returns when all is written. A checkpoint appears under its number all at once, when it is
+    complete, and an older one is deleted only after that. Opening a directory does not change it.
+
+    The newest `keep` stay (None: all), and beside them one every `keep_every_steps` steps, one every `keep_every_hours`
+    hours, and the `keep_best` best by `best_metric` of the metrics that were given to `save`. What is pinned stays too.
+
+    A tree with a leaf that is not finite is written aside, as `STEP.suspect`, and never becomes the latest. Leaves
+    whose name matches a pattern of `may_be_infinite` are not looked at. `tell` is called with what was put aside, or
+    passed over because it is damaged; it warns, if you give none.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 3):
-        if keep < 1:
-            raise ValueError(f"keep must be >= 1, got {keep}")
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep: int | None = 3,
+        keep_every_steps: int | None = None,
+        keep_every_hours: float | None = None,
+        keep_best: int = 0,
+        best_metric: str = "loss",
+        best_mode: Literal["min", "max"] = "min",
+        may_be_infinite: Sequence[str] = (),
+        tell: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ):
         self.directory = Path(directory).absolute()  # Orbax takes no relative paths
-        self.keep = keep
-        self._unfinished: tuple[int, _Response] | None = None
+        self.retention = Retention(keep, keep_every_steps, keep_every_hours, keep_best, best_metric, best_mode)
+        self.may_be_infinite = tuple(may_be_infinite)
+        Selection(include=self.may_be_infinite)  # which says if one is not a pattern
+        self.tell = tell or (lambda text: warnings.warn(text, stacklevel=3))
+        self._clock, self._opened = clock, clock()
+        self._unfinished: tuple[int, Future[list[str]]] | None = None
+        self._damaged: set[int] = set()  # steps that were found to be
         self._swept = False
         self._entered = False
 
     def steps(self) -> list[int]:
-        """The steps that can be restored, oldest first."""
-        if not self.directory.is_dir():
-            return []
-        numbered = [path for path in self.directory.iterdir() if path.name.isdecimal()]
-        return sorted(int(path.name) for path in numbered if (path / _COMMITTED).exists())
+        """The steps that can be restored, smallest first."""
+        return [step for step in committed(self.directory) if step not in self._damaged]
+
+    def checkpoints(self) -> list[Record]:
+        """What can be restored, in the order in which it was saved, with times, metrics, and why it is kept."""
+        return [each for each in read_catalog(self.directory).records if each.step not in self._damaged]
 
     def latest(self) -> int | None:
-        """The newest step that can be restored."""
-        return max(self.steps(), default=None)
+        """The step that was saved last, of those that can be restored."""
+        records = self.checkpoints()
+        return records[-1].step if records else None
 
-    def save(self, step: int, tree: Tree) -> None:
-        """Start to save `tree` under `step`, after the save before this one has finished."""
-        if not isinstance(step, int) or step < 0:
+    def best(self) -> int | None:
+        """The step with the best metric, of those that are there."""
+        best = best_of(self.checkpoints(), self.retention, 1)
+        return best[0].step if best else None
+
+    def save(
+        self, step: int, tree: Tree, *, metrics: Mapping[str, float] | None = None, overwrite: bool = False
+    ) -> None:
+        """Start to save `tree` under `step`, after the save before this one has finished.
+
+        A step that is there already is an error, unless `overwrite`: then the old one goes when the new is complete.
+        """
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise CheckpointError(f"a step must be a whole number >= 0, got {step!r}")
-        arrays = _as_arrays(unpack(tree))
         self.wait()
-        self._sweep()
-        if step in self.steps():
-            raise CheckpointError(f"{self._path(step)} exists already; checkpoints are never written over")
-        if self._path(step).exists():  # without its commit file: a broken copy, say
-            self._path(step).rename(_unused(self._path(step).with_name(f"{step}.incomplete")))
-        self._unfinished = step, ocp.save_async(str(self._path(step)), arrays)
+        measured = self._measured(metrics or {})
+        held = take(tree)
+        self._make_room(step, overwrite)
+        order = writing.Order(self.directory, step, held, self._clock(), measured, self.may_be_infinite)
+        if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
+            order = dataclasses.replace(order, begun=writing.begin(order.staged, as_given(tree)))
+        self._unfinished = step, _in_background(lambda: self._finish(order))
         if not self._entered:
             self.wait()
 
-    def restore(self, like: Tree, step: int | None = None) -> Tree:
-        """The tree saved under `step`, or the newest one; `like` gives its structure, shapes, dtypes and shardings."""
+    def restore(
+        self,
+        like: Tree,
+        step: int | None = None,
+        *,
+        strict: bool = True,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        rename: Mapping[str, str] | None = None,
+        cast: bool = False,
+        verify: bool = True,
+    ) -> Tree:
+        """The tree saved under `step`, or the latest; `like` gives its structure, shapes, dtypes and shardings.
+
+        Everything that is read is verified, unless `verify` is False. If the latest is damaged the one before it is
+        taken, with a warning; a `step` that was asked for is an error then.
+
+        `include` and `exclude` are regular expressions for the names of the leaves of `like` that are taken; the others
+        keep their values. `rename` maps regular expressions for names in the checkpoint to names in `like`. With `cast`
+        numbers take the dtypes of `like`. Without `strict`, leaves that are missing or do not fit keep their values.
+        """
         self.wait()
-        path = self.check(like, step)
-        with self._reading(path):
-            return pack_like(ocp.load(str(path), unpack(jax.tree.map(_abstract, like))), like)
+        selection = Selection(strict, tuple(include), tuple(exclude), dict(rename or {}), cast)
+        if step is not None:
+            return load(self._existing(step), like, selection, verify=verify)
+        found: list[DamagedError] = []
+        while (newest := self.newest()) is not None:
+            try:
+                tree = load(self._path(newest), like, selection, verify=verify)
+            except DamagedError as error:
+                self._damaged.add(newest)
+                found += [error] if error.path.exists() else []  # or it was only deleted meanwhile
+                continue
+            if found:
+                self.tell(_what_was_lost(found, newest))
+            return tree
+        if found:
+            raise found[0]
+        raise CheckpointError(f"{self.directory}: there is no checkpoint yet")
 
     def check(self, like: Tree, step: int | None = None) -> Path:
-        """The path of a checkpoint, if it is there and its leaves are those of `like`; only shapes are looked at."""
-        there = self.steps()
-        step = max(there, default=None) if step is None else step
+        """The path of a checkpoint, if it is there and its leaves are those of `like`; no values are looked at."""
+        step = self.latest() if step is None else step
         if step is None:
             raise CheckpointError(f"{self.directory}: there is no checkpoint yet")
-        if step not in there:
-            raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {there}")
-        path = self._path(step)
-        with self._reading(path):
-            found = named_leaves(ocp.metadata(str(path)).metadata)
-            if not found:
-                raise FileNotFoundError("it has no leaves")
-        differences = describe_differences(
-            found, named_leaves(jax.tree.map(_as_stored, unpack(jax.tree.map(_abstract, like))))
-        )
-        if differences:
-            raise CheckpointError(f"{path} does not fit: " + "; ".join(differences))
-        return path
+        check_leaves(self._existing(step), like)
+        return self._path(step)
 
     def wait(self) -> None:
         """Wait for the save that is under way; what went wrong in it is raised here."""
         if self._unfinished is None:
             return
-        step, response = self._unfinished
+        step, future = self._unfinished
         self._unfinished = None
-        response.result()
-        for old in [kept for kept in self.steps() if kept < step][: -self.keep + 1 or None]:
-            self.delete(old)
+        if suspicious := future.result():
+            self.tell(
+                f"{self._path(step)}{writing.SUSPECT}: not finite: {', '.join(suspicious[:3])}"
+                f"{', ...' if len(suspicious) > 3 else ''}; it was put aside and is not the latest "
+                "(may_be_infinite names leaves that may be so)"
+            )
+
+    def pin(self, step: int, pinned: bool = True) -> None:
+        """Keep a checkpoint until it is unpinned, whatever else would delete it."""
+        self._existing(step)
+        with changing(self.directory):
+            catalog = read_catalog(self.directory)
+            catalog.replace(step, pinned=pinned).write(self.directory)
 
     def delete(self, step: int) -> None:
         """Delete a checkpoint; at no moment does half of one stand under its number."""
-        if step not in self.steps():
-            raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {self.steps()}")
-        aside = self._path(step).with_name(f"{step}{_DELETING}")
-        self._path(step).rename(aside)
-        shutil.rmtree(aside)
+        self.wait()
+        path = self._existing(step)
+        with changing(self.directory):
+            catalog = read_catalog(self.directory)
+            if any(record.pinned for record in catalog.records if record.step == step):
+                raise CheckpointError(f"{path} is pinned; unpin it first")
+            writing.discard(path)
+            catalog.without(step).write(self.directory)
 
     def close(self) -> None:
         self._entered = False
@@ -131,67 +195,88 @@ class CheckpointManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _reading(self, path: Path) -> Iterator[None]:
+    def _finish(self, order: writing.Order) -> list[str]:
+        """In a thread: write, enter it into the catalog, and let go of what is no longer to be kept."""
         try:
-            yield
+            suspicious = writing.write(order)
+            if jax.process_index() == 0:
+                self._let_go_of_suspects() if suspicious else self._enter(order)
         except Exception as error:
-            reason = f"{error}".strip().partition("\n")[0][:200]
-            older = [step for step in self.steps() if step < int(path.name)]
-            way_out = f"delete it to go on from step {older[-1]}" if older else "there is no older one"
-            raise CheckpointError(f"{path} cannot be read; it may be damaged: {reason}\n{way_out}") from error
+            writing.abandon(order)
+            raise self._failure(order.step, error) from error
+        return suspicious
+
+    def _failure(self, step: int, error: Exception) -> SaveError:
+        reason = in_one_line(error) if self.directory.is_dir() else f"{self.directory} is no longer there"
+        there = f"still there: {', '.join(map(str, self.steps())) or 'none'}"
+        return SaveError(f"{self._path(step)} was not saved: {reason}; checkpoints that are {there}")
+
+    def _enter(self, order: writing.Order) -> None:
+        with changing(self.directory):
+            catalog = read_catalog(self.directory)
+            others = [record for record in catalog.records if record.step != order.step]
+            after = max([order.time, *(record.time for record in others)])  # clocks are put back at times
+            records = [*others, Record(order.step, after, order.metrics)]
+            due = self._opened + (self.retention.every_hours or 0) * 3600
+            kept, leaving, due = rotate(
+                records, self.retention, due if catalog.keep_after is None else catalog.keep_after
+            )
+            Catalog(tuple(kept), due if self.retention.every_hours else None).write(self.directory)
+            for record in leaving:
+                writing.discard(self._path(record.step))
+
+    def _let_go_of_suspects(self) -> None:
+        if self.retention.keep is None:
+            return
+        suspects = sorted(self.directory.glob(f"*{writing.SUSPECT}"), key=lambda path: path.stat().st_mtime)
+        for path in suspects[: -self.retention.keep]:
+            writing.discard(path)
+
+    def _measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        measured = {name: float(value) for name, value in metrics.items()}
+        return {name: value for name, value in measured.items() if math.isfinite(value)}
+
+    def _make_room(self, step: int, overwrite: bool) -> None:
+        """See to it that nothing stands where the checkpoint is to be."""
+        if step in self.steps() and not overwrite:
+            raise CheckpointError(f"{self._path(step)} exists already; checkpoints are never written over unasked")
+        if jax.process_index() != 0:
+            return
+        try:
+            if not self._swept:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                writing.sweep(self.directory)
+                self._swept = True
+            if self._path(step).exists() and step not in self.steps():
+                writing.put_aside(self._path(step), writing.DAMAGED if step in self._damaged else writing.INCOMPLETE)
+                self._damaged.discard(step)
+        except OSError as error:
+            raise self._failure(step, error) from error
+
+    def newest(self) -> int | None:
+        """The newest step, finished or not, that was not found to be damaged."""
+        records = read_catalog(self.directory, numbered(self.directory)).records
+        return next((record.step for record in reversed(records) if record.step not in self._damaged), None)
+
+    def _existing(self, step: int) -> Path:
+        if step not in committed(self.directory):
+            there = self.steps()
+            raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {there}")
+        return self._path(step)
 
     def _path(self, step: int) -> Path:
         return self.directory / str(step)
 
-    def _sweep(self) -> None:
-        """Remove what a killed process left half written or half deleted, once, before the first save."""
-        if self._swept:
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for path in self.directory.iterdir():
-            if _LEFTOVER.fullmatch(path.name):
-                shutil.rmtree(path)
-        self._swept = True
+
+def _in_background(work: Callable[[], T]) -> Future[T]:
+    """Work in a thread of its own, which ends with it; the program does not end before it."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    future = thread.submit(work)
+    thread.shutdown(wait=False)
+    return future
 
 
-def _as_arrays(tree: Tree) -> Tree:
-    """The tree with plain numbers as arrays; what is neither cannot be saved, and its leaf is named."""
-    leaves = named_leaves(tree)
-    if not leaves:
-        raise CheckpointError("there is nothing to save: the tree has no leaves")
-    for name, leaf in leaves.items():
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-            raise CheckpointError(f"leaf {name} is a {type(leaf).__name__}; only arrays and numbers can be saved")
-        if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSU":
-            raise CheckpointError(f"leaf {name} is an array of {leaf.dtype}; only arrays of numbers can be saved")
-    return jax.tree.map(_as_array, tree)
-
-
-def _as_array(leaf: Any) -> Any:
-    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)):
-        return leaf
-    return np.asarray(leaf, dtype=jax.numpy.result_type(leaf))
-
-
-def _abstract(leaf: Any) -> Any:
-    """What Orbax is told to load a leaf as: numpy arrays stay numpy, which keeps their 64 bits."""
-    array = _as_array(leaf)
-    if isinstance(array, np.ndarray):
-        return np.empty(array.shape, array.dtype)
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-
-
-def _as_stored(leaf: Any) -> Any:
-    """The shape and dtype that a leaf has on disk: keys are stored as the numbers they are made of."""
-    array = _as_array(leaf)
-    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return jax.eval_shape(jax.random.key_data, array) if is_key else array
-
-
-def _unused(path: Path) -> Path:
-    number = 1
-    while path.exists():
-        number += 1
-        path = path.with_suffix(f".incomplete{number}")
-    return path
+def _what_was_lost(found: Sequence[DamagedError], step: int) -> str:
+    lost = "; ".join(f"{error}" for error in found)
+    newest = max(int(error.path.name) for error in found)
+    return f"{lost}\ngoing on from step {step}: what was learned in the {newest - step} steps after it is lost"

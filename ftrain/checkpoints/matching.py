@@ -1,25 +1,92 @@
-"""Matching: how the leaves of a checkpoint differ from those that are wanted."""
+"""Matching: which leaf of a checkpoint is to become which leaf of a tree."""
 
-from collections.abc import Mapping
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-SHOWN = 8  # differences listed before the rest is only counted
+import numpy as np
+
+from ftrain.checkpoints.errors import CheckpointError, MismatchError
 
 
-def describe_differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """One phrase for each leaf that is missing, unexpected, or of another shape or dtype."""
-    missing = [f"leaf {name} is missing" for name in wanted if name not in found]
-    unexpected = [f"leaf {name} is not expected" for name in found if name not in wanted]
-    other = [
-        f"leaf {name} is {_describe(found[name])}, expected {_describe(wanted[name])}"
-        for name in wanted
-        if name in found and _describe(found[name]) != _describe(wanted[name])
-    ]
-    phrases = missing + unexpected + other
-    if len(phrases) > SHOWN:
-        return [*phrases[:SHOWN], f"and {len(phrases) - SHOWN} more"]
-    return phrases
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """What of a checkpoint is taken.
+
+    Of the leaves of a tree, those whose whole name matches a pattern of `include` (all, if there is none) and none of
+    `exclude`; the others keep their values. `rename` maps patterns of names in the checkpoint to the names in the tree.
+    With `cast`, numbers may change their dtype. Without `strict`, whatever does not fit keeps its value too.
+    """
+
+    strict: bool = True
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    cast: bool = False
+
+    def __post_init__(self):
+        for pattern in (*self.include, *self.exclude, *self.rename):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise CheckpointError(f"{pattern!r} is not a regular expression: {error}") from None
+
+    def takes(self, name: str) -> bool:
+        is_included = not self.include or _matches(name, self.include)
+        return is_included and not _matches(name, self.exclude)
+
+    def renamed(self, name: str) -> str:
+        for pattern, replacement in self.rename.items():
+            name = re.sub(pattern, replacement, name)
+        return name
 
 
-def _describe(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
+def match(
+    path: Path | str, found: Mapping[str, Any], wanted: Mapping[str, Any], selection: Selection
+) -> dict[str, str]:
+    """The name in the checkpoint of every leaf that is taken; all that does not fit is told in one error."""
+    saved = _renamed(path, found, selection)
+    taken = {name: saved[name] for name in wanted if selection.takes(name) and name in saved}
+    other = [name for name in taken if not _fits(found[taken[name]], wanted[name], selection.cast)]
+    missing = [name for name in wanted if selection.takes(name) and name not in saved]
+    unexpected = [name for name in saved if selection.takes(name) and name not in wanted]
+    if selection.strict and (missing or unexpected or other):
+        phrases = [f"leaf {name} is missing" for name in missing]
+        phrases += [f"leaf {name} is not expected" for name in unexpected]
+        phrases += [
+            f"leaf {name} is {describe(found[taken[name]])}, expected {describe(wanted[name])}" for name in other
+        ]
+        raise MismatchError(path, phrases)
+    fitting = {name: source for name, source in taken.items() if name not in other}
+    if not fitting:
+        raise MismatchError(path, [f"of its {len(found)} leaves none is taken; it has {_some(found)}"])
+    return fitting
+
+
+def describe(leaf: Any) -> str:
+    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+
+
+def _renamed(path: Path | str, found: Iterable[str], selection: Selection) -> dict[str, str]:
+    saved: dict[str, str] = {}
+    for name in found:
+        new = selection.renamed(name)
+        if new in saved:
+            raise CheckpointError(f"{path}: leaves {saved[new]} and {name} would both be {new}; mend the renames")
+        saved[new] = name
+    return saved
+
+
+def _fits(found: Any, wanted: Any, cast: bool) -> bool:
+    return tuple(found.shape) == tuple(wanted.shape) and (cast or np.dtype(found.dtype) == np.dtype(wanted.dtype))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

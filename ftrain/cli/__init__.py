@@ -9,6 +9,7 @@ import typer
 
 from ftrain import __version__
 from ftrain.cli.check import check
+from ftrain.cli.ckpt import app as checkpoints
 from ftrain.cli.evaluate import evaluate
 from ftrain.cli.migrate import migrate
 from ftrain.cli.replay import replay
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(check)
+app.add_typer(checkpoints, name="ckpt")
 app.command()(replay)
 app.command()(schedule)
 app.command()(schema)
@@ -74,13 +76,24 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, OSError) and error.filename is not None:
         return 2
     # By name, because importing the classes would import jax; only commands that have done so can raise them.
-    return _EXIT_CODES.get(f"{type(error).__module__}.{type(error).__name__}")
+    kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__)
+    return next((_EXIT_CODES[kind] for kind in kinds if kind in _EXIT_CODES), None)
+
+
+def _shortened(message: str) -> str:
+    """A message whose list of many things, one indented line each, is cut after the first three."""
+    head, *listed = message.split("\n  ")
+    if not listed:
+        return message
+    more = f"; and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return head.rstrip() + " " + "; ".join(listed[:3]) + more
 
 
 _EXIT_CODES = {
     "ftrain.config.load.ConfigError": 2,
     "ftrain.checkpoints.lock.InUseError": 2,
-    "ftrain.checkpoints.manager.CheckpointError": 2,
+    "ftrain.checkpoints.errors.SaveError": 1,
+    "ftrain.checkpoints.errors.CheckpointError": 2,
     "builtins.TimeoutError": 1,
     "ftrain.hooks.stopping.NotFiniteError": 1,
     "ftrain.training.scaffold.NotReadyError": 1,
@@ -88,5 +101,5 @@ _EXIT_CODES = {
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"ftrain: {message}", file=sys.stderr, flush=True)
+    print(f"ftrain: {_shortened(message)}", file=sys.stderr, flush=True)
     sys.exit(code)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ftrain.cli.arguments import ConfigPath, Overrides
+from ftrain.cli.tables import show_bytes
 
 
 def check(config: ConfigPath, overrides: Overrides = None) -> None:
@@ -26,7 +27,7 @@ def check(config: ConfigPath, overrides: Overrides = None) -> None:
     facts.add_row("task", job.plan.top["task"])
     facts.add_row("run directory", f"{job.directory}" + (" (of another run)" if differences else ""))
     facts.add_row("parameters", f"{count_elements(state.params):,} in {len(jax.tree.leaves(state.params))} leaves")
-    facts.add_row("state", f"{_show_bytes(count_bytes(state))} (parameters {_show_bytes(count_bytes(state.params))})")
+    facts.add_row("state", f"{show_bytes(count_bytes(state))} (parameters {show_bytes(count_bytes(state.params))})")
     facts.add_row("examples", f"{examples:,}")
     facts.add_row("steps", f"{job.steps:,}, {job.steps * size / examples:,.1f} epochs")
     batch = named_leaves(job.pipeline.batch(0))
@@ -39,14 +40,6 @@ def check(config: ConfigPath, overrides: Overrides = None) -> None:
         print(f"{job.directory} holds another run ({'; '.join(differences)}): choose another, run.directory=PATH")
     else:
         print(f"good; train it with: ftrain train {' '.join([str(config), *(overrides or [])])}")
-
-
-def _show_bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def _show_leaf(leaf: Any) -> str:

@@ -1,12 +1,14 @@
 """The hook that saves and restores checkpoints."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
-from ftrain.checkpoints import CheckpointManager, hold
+from ftrain.checkpoints import CheckpointManager, SaveError, hold
 from ftrain.training import Hook, Report, TrainState, Trigger, every
+
+LOCK = "saver.lock"  # in the directory of checkpoints, held by who saves there
 
 
 class SaveListener:
@@ -29,8 +31,12 @@ class CheckpointSaver(Hook):
     """Start from the newest checkpoint in `directory`, save there when it is time, and once more at the end.
 
     The reference also saves what it starts with; here that needs `at_start`, and a step that is saved already is not
-    saved again. A state whose loss or gradient is not finite is not saved at the end. `listeners` are told of every
-    checkpoint when it is written, so with them training waits for it. One saver at a time works in a directory.
+    saved again. Which checkpoints stay, and what is put aside as suspect, is told by `CheckpointManager`; its metrics
+    are those of the step, and what was published at it, so `best_metric` may be `eval/accuracy` if both are due at the
+    same steps. `listeners` are told of every checkpoint when it is written, so with them training waits for it.
+
+    If a checkpoint cannot be written, because the disk is full, say, the run ends, unless `on_error` is "continue".
+    One saver at a time works in a directory.
     """
 
     def __init__(
@@ -38,30 +44,50 @@ class CheckpointSaver(Hook):
         directory: str | Path,
         *,
         when: Trigger = every(secs=600),
-        keep: int = 3,
+        keep: int | None = 3,
+        keep_every_steps: int | None = None,
+        keep_every_hours: float | None = None,
+        keep_best: int = 0,
+        best_metric: str = "loss",
+        best_mode: Literal["min", "max"] = "min",
+        may_be_infinite: Sequence[str] = (),
+        on_error: Literal["stop", "continue"] = "stop",
         at_start: bool = False,
         listeners: Sequence[SaveListener] = (),
     ):
         for listener in listeners:
             if not isinstance(listener, SaveListener):
                 raise TypeError(f"listeners must be instances of ftrain.hooks.SaveListener, got {listener!r}")
-        self.when, self.at_start, self.listeners = when, at_start, listeners
-        self.manager = CheckpointManager(directory, keep=keep)
+        if on_error not in ("stop", "continue"):
+            raise ValueError(f"on_error must be 'stop' or 'continue', got {on_error!r}")
+        self.when, self.at_start, self.listeners, self.on_error = when, at_start, listeners, on_error
+        self.manager = CheckpointManager(
+            directory,
+            keep=keep,
+            keep_every_steps=keep_every_steps,
+            keep_every_hours=keep_every_hours,
+            keep_best=keep_best,
+            best_metric=best_metric,
+            best_mode=best_mode,
+            may_be_infinite=may_be_infinite,
+        )
         self._lock: IO[str] | None = None
         self._begun = False
+        self._looked_for_best = False
 
     def start(self, state: TrainState) -> TrainState:
         if self._lock is None:
-            self._lock = hold(self.manager.directory / "saver.lock", f"{self.manager.directory} is saved to")
+            self._lock = hold(self.manager.directory / LOCK, f"{self.manager.directory} is saved to")
         self.manager.__enter__()  # close() leaves it
         self.manager.wait()
         if not self._begun:
             for listener in self.listeners:
                 listener.begin()
         self._begun = True
-        return state if self.manager.latest() is None else self.manager.restore(like=state)
+        return state if self.manager.newest() is None else self.manager.restore(like=state)
 
     def begin(self, report: Report) -> None:
+        self.manager.tell = report.notice
         if self.at_start:
             self._save(report)
 
@@ -69,10 +95,10 @@ class CheckpointSaver(Hook):
         self._save(report)
 
     def end(self, report: Report) -> None:
-        self.manager.wait()
-        if report.step > (self.manager.latest() or 0) and _is_finite(report):
+        if report.step > 0:
             self._save(report)
-        self.manager.wait()
+        with self._surviving(report):
+            self.manager.wait()
         for listener in self.listeners:
             listener.end(report.step)
 
@@ -86,21 +112,38 @@ class CheckpointSaver(Hook):
                 self._lock = None
 
     def _save(self, report: Report) -> None:
-        self.manager.wait()
+        with self._surviving(report):
+            self.manager.wait()
         if report.step in self.manager.steps():
             return
         for listener in self.listeners:
             listener.before_save(report.step)
         report.flush()  # what was measured before a checkpoint must not be lost with what comes after it
-        self.manager.save(report.step, report.state)
-        if self.listeners:
-            self.manager.wait()
-        for listener in self.listeners:
+        with self._surviving(report):
+            self.manager.save(report.step, report.state, metrics=self._metrics(report))
+            if self.listeners:
+                self.manager.wait()
+        for listener in self.listeners if report.step in self.manager.steps() else ():
             if listener.after_save(report.step):
                 report.stop(f"{type(listener).__name__} asked to after the checkpoint of step {report.step}")
 
+    def _metrics(self, report: Report) -> dict[str, float]:
+        metrics = {name: float(value) for name, value in report.values().items() if not isinstance(value, str)}
+        retention = self.manager.retention
+        if retention.best and retention.metric not in metrics and metrics and not self._looked_for_best:
+            self._looked_for_best = True
+            report.notice(
+                f"best_metric {retention.metric!r} is not known at step {report.step}, which so cannot be the best; "
+                f"known are {', '.join(metrics)}"
+            )
+        return metrics
 
-def _is_finite(report: Report) -> bool:
-    values = report.values()
-    shown = [values.get(name, 0.0) for name in ("loss", "gradient_norm")]
-    return bool(values.get("update_skipped")) or all(isinstance(each, str) or math.isfinite(each) for each in shown)
+    @contextmanager
+    def _surviving(self, report: Report) -> Iterator[None]:
+        """What goes wrong while saving ends the run, unless it is not to."""
+        try:
+            yield
+        except SaveError as error:
+            if self.on_error == "stop":
+                raise
+            report.notice(f"{error}; training goes on")

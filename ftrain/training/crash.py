@@ -57,7 +57,7 @@ def write_crash(run: Path, error: Exception, past: Past) -> Crash:
     beside.mkdir(parents=True)
     notes = [*_keep_batch(beside, past)]
     state = _state_before(past, notes)
-    CheckpointManager(beside / _STATE).save(int(state.step), state)
+    CheckpointManager(beside / _STATE, may_be_infinite=[".*"]).save(int(state.step), state)
     facts = {
         "step": past.step,
         "error": type(error).__name__,

@@ -25,6 +25,16 @@ momentum = 0.9
 learning_rate = { name = "cosine_decay", learning_rate = 0.1, decay_steps = 20 }
 """
 
+SAVING = {  # what `[checkpoint]` says unless it is told otherwise
+    "keep": 3,
+    "keep_best": 0,
+    "best_metric": "loss",
+    "best_mode": "min",
+    "may_be_infinite": [],
+    "on_error": "stop",
+    "at_start": False,
+}
+
 
 @pytest.fixture
 def config(tmp_path) -> Path:
@@ -47,7 +57,7 @@ def test_a_plan_is_written_out_in_full(config):
     assert resolved["model"] == {"examples": 64, "noise": 0.5, "sizes": [1, 2], "where": ".", "every_steps": 7}
     assert resolved["optimizer"]["use_nesterov"] is False
     assert resolved["optimizer"]["learning_rate"]["alpha"] == 0.0
-    assert resolved["checkpoint"] == {"every_secs": 600, "keep": 3, "at_start": False}
+    assert resolved["checkpoint"] == {"every_secs": 600, **SAVING}
     assert resolved["step"]["fuse"] == "auto"
     assert resolved["run"]["directory"] == "/tmp/x"
     again = config.with_name("again.toml")
@@ -73,12 +83,12 @@ def test_a_run_lives_under_the_name_of_its_config_unless_it_says_where(config):
 
 def test_choosing_one_way_of_timing_switches_the_other_off(config):
     resolved = plan(load(config, ["checkpoint.every_steps=5"])).resolved()["checkpoint"]
-    assert resolved == {"every_steps": 5, "keep": 3, "at_start": False}
+    assert resolved == {"every_steps": 5, **SAVING}
 
 
 def test_a_job_is_built_with_what_the_config_says(config):
     job = build(plan(load(config, ["checkpoint.keep=7", "step.clip_global_norm=0.5", "step.averages=0.9"])))
-    assert job.saver.manager.keep == 7
+    assert job.saver.manager.retention.keep == 7
     assert job.pipeline.batch_size == 8
     assert job.initial_state().averages is not None
     state, metrics = job.step(job.initial_state(), job.pipeline.batch(0))

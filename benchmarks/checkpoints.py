@@ -1,0 +1,98 @@
+"""Saving and restoring, side by side with plain Orbax in one process: python benchmarks/checkpoints.py [--rounds 5]
+
+What is compared: the time until training may go on ("blocked"), until the checkpoint is complete ("total", for ftrain
+with the manifest and all digests), and of restoring, verified and not. Ratios are of the medians over the rounds, to
+Orbax v1's own `save_async` and `load`; below 1 is faster. "next step" is how long a donated step after the save takes,
+against one without a save before it: what was looked at cannot be written over, so that step writes elsewhere.
+"""
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from ftrain.checkpoints import CheckpointManager
+
+TREES = {"100 MB in 100 leaves": (100, 100), "100 MB in 1,000 leaves": (1000, 100), "1 GB in 100 leaves": (100, 1024)}
+
+
+def make_tree(leaves: int, megabytes: int):
+    rng, size = np.random.default_rng(0), megabytes * 2**18 // leaves
+    return {f"leaf_{n}": jnp.asarray(rng.standard_normal(size, dtype=np.float32)) for n in range(leaves)}
+
+
+advance = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0.999, tree), donate_argnums=0)
+
+
+def seconds(work):
+    start = time.perf_counter()
+    jax.block_until_ready(result := work())
+    return time.perf_counter() - start, result
+
+
+def one_round(tree, home: Path, times) -> dict:
+    """Save and restore once each way; the tree goes on being trained in between."""
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+
+    spent, tree = seconds(lambda: advance(tree))
+    times["step alone"].append(spent)
+
+    start = time.perf_counter()
+    response = ocp.save_async(home / "orbax", tree)
+    times["orbax blocked"].append(time.perf_counter() - start)
+    spent, tree = seconds(lambda: advance(tree))
+    times["orbax next step"].append(spent)
+    response.result()
+    times["orbax total"].append(time.perf_counter() - start)
+    times["orbax restore"].append(seconds(lambda: ocp.load(home / "orbax", like))[0])
+
+    with CheckpointManager(home / "ftrain") as manager:
+        start = time.perf_counter()
+        manager.save(1, tree)
+        times["ftrain blocked"].append(time.perf_counter() - start)
+        spent, tree = seconds(lambda: advance(tree))
+        times["ftrain next step"].append(spent)
+        manager.wait()
+        times["ftrain total"].append(time.perf_counter() - start)
+        for name, verify in (("ftrain verified restore", True), ("ftrain unverified restore", False)):
+            times[name].append(seconds(lambda verify=verify: manager.restore(like, verify=verify))[0])
+    return tree
+
+
+def measure(leaves: int, megabytes: int, rounds: int) -> dict[str, float]:
+    tree, times = make_tree(leaves, megabytes), defaultdict(list)
+    for number in range(rounds + 1):
+        home = Path(tempfile.mkdtemp(prefix="checkpoints"))
+        tree = one_round(tree, home, times if number else defaultdict(list))  # the first warms up
+        shutil.rmtree(home)
+    return {name: statistics.median(spent) for name, spent in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    for name, (leaves, megabytes) in TREES.items():
+        took = measure(leaves, megabytes, parser.parse_args().rounds)
+        print(f"\n{name}")
+        for label, mine, other in (
+            ("blocked", "ftrain blocked", "orbax blocked"),
+            ("total", "ftrain total", "orbax total"),
+            ("verified restore", "ftrain verified restore", "orbax restore"),
+            ("verified / unverified", "ftrain verified restore", "ftrain unverified restore"),
+            ("next step", "ftrain next step", "orbax next step"),
+        ):
+            ratio = took[mine] / took[other]
+            print(f"  {label:<22} {ratio:5.2f}   {took[mine] * 1e3:8.1f} ms / {took[other] * 1e3:8.1f} ms")
+        print(f"  a step without a save        {took['step alone'] * 1e3:8.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

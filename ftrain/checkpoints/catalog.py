@@ -1,0 +1,110 @@
+"""The catalog of a directory: a small file that says which checkpoint is the latest, and why each is there."""
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ftrain.checkpoints.errors import DamagedError
+from ftrain.checkpoints.files import write_whole
+from ftrain.checkpoints.layout import COMMITTED
+from ftrain.checkpoints.manifest import read_manifest
+from ftrain.checkpoints.retention import KEPT, NEWEST, PASSED, Record
+
+NAME = "checkpoints.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Catalog:
+    """The checkpoints of a directory, in the order in which they were saved: the last is the latest."""
+
+    records: tuple[Record, ...] = ()
+    keep_after: float | None = None  # when the next one is due to be kept for good
+
+    def replace(self, step: int, **changes: Any) -> "Catalog":
+        changed = (dataclasses.replace(each, **changes) if each.step == step else each for each in self.records)
+        return dataclasses.replace(self, records=tuple(changed))
+
+    def without(self, step: int) -> "Catalog":
+        return dataclasses.replace(self, records=tuple(each for each in self.records if each.step != step))
+
+    def write(self, directory: Path) -> None:
+        contents = {
+            "latest": self.records[-1].step if self.records else None,
+            "keep_after": self.keep_after,
+            "checkpoints": [dataclasses.asdict(record) for record in self.records],
+        }
+        write_whole(directory / NAME, json.dumps(contents, indent=1) + "\n")
+
+
+def numbered(directory: Path) -> list[int]:
+    """The steps that there are directories of, finished or not, smallest first."""
+    try:
+        names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
+    except OSError:
+        return []
+    return sorted(int(name) for name in names if str(int(name)) == name)
+
+
+def committed(directory: Path) -> list[int]:
+    """The steps whose checkpoints were finished, smallest first."""
+    return [step for step in numbered(directory) if (directory / str(step) / COMMITTED).exists()]
+
+
+def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog:
+    """The catalog, made to agree with the disk: what is gone is left out, and what is not listed is added.
+
+    A checkpoint that is not listed although there is a list was saved by a process that was killed just then. Without a
+    list that can be read nothing is known, so whatever is there is kept for good; as is what plain Orbax wrote.
+    """
+    steps = committed(directory) if steps is None else steps
+    listed = _read(directory / NAME)
+    records = [record for record in listed.records if record.step in steps] if listed else []
+    unlisted = sorted(set(steps) - {record.step for record in records})
+    records += [_discover(directory / str(step), is_ours=listed is not None) for step in unlisted]
+    return Catalog(tuple(sorted(records, key=lambda record: record.time)), listed.keep_after if listed else None)
+
+
+@contextmanager
+def changing(directory: Path) -> Iterator[None]:
+    """While a catalog is read, changed and written back, nobody else does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> Catalog | None:
+    try:
+        contents = json.loads(path.read_text())
+        records = tuple(_record(each) for each in contents["checkpoints"])
+        after = contents["keep_after"]
+        return Catalog(records, None if after is None else float(after))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _record(contents: dict[str, Any]) -> Record:
+    role = contents["role"]
+    if role not in (NEWEST, KEPT, PASSED):
+        raise ValueError(f"a checkpoint is not {role}")
+    metrics = {str(name): float(value) for name, value in contents["metrics"].items()}
+    return Record(int(contents["step"]), float(contents["time"]), metrics, role, bool(contents["pinned"]))
+
+
+def _discover(path: Path, is_ours: bool) -> Record:
+    """A checkpoint that the catalog does not list."""
+    try:
+        manifest = read_manifest(path)
+    except DamagedError:
+        manifest = None
+    if manifest is None:
+        return Record(int(path.name), path.stat().st_mtime, role=KEPT)
+    return Record(int(path.name), manifest.time, manifest.metrics, NEWEST if is_ours else KEPT)

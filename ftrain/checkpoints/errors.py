@@ -1,0 +1,38 @@
+"""What can be wrong with a checkpoint."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is not there, or cannot be made or used."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint whose files are not those that were written; `damage` says of each what is wrong."""
+
+    def __init__(self, path: Path, damage: Sequence[str]):
+        self.path, self.damage = path, list(damage)
+        super().__init__(f"{path} is damaged: {join(self.damage)}")
+
+
+class MismatchError(CheckpointError):
+    """A checkpoint of another tree than the one that is wanted; `differences` has one phrase for each leaf."""
+
+    def __init__(self, path: Path | str, differences: Sequence[str]):
+        self.path, self.differences = path, list(differences)
+        super().__init__(f"{path} does not fit: {join(self.differences)}")
+
+
+def join(phrases: Sequence[str]) -> str:
+    """Phrases in one line if they are few, else one in each."""
+    return "; ".join(phrases) if len(phrases) <= 3 else "\n  " + "\n  ".join(phrases)
+
+
+def in_one_line(error: Exception) -> str:
+    """The beginning of what an error says."""
+    return f"{error}".strip().partition("\n")[0][:300] or type(error).__name__
+
+
+class SaveError(CheckpointError):
+    """A checkpoint that could not be written; what was saved before is untouched."""

@@ -1,0 +1,54 @@
+"""Finding checkpoints: what a path that a user gives stands for."""
+
+from pathlib import Path
+
+from ftrain.checkpoints.catalog import Catalog, committed, read_catalog
+from ftrain.checkpoints.errors import CheckpointError
+from ftrain.checkpoints.layout import COMMITTED, is_tree
+from ftrain.formats import is_tf_checkpoint, latest_tf_checkpoint
+
+_OF_A_RUN = "checkpoints"  # the directory of checkpoints, inside a run's
+
+
+def latest_checkpoint(directory: str | Path) -> Path | None:
+    """The checkpoint that was saved last in a directory: ftrain's, or the prefix of one of TensorFlow's."""
+    directory = Path(directory)
+    records = read_catalog(directory).records
+    return directory / str(records[-1].step) if records else latest_tf_checkpoint(directory)
+
+
+def checkpoint_exists(path: str | Path) -> bool:
+    """Whether a path is that of a finished checkpoint, ftrain's or plain Orbax's, or the prefix of TensorFlow's."""
+    path = Path(path)
+    return is_tf_checkpoint(path) or (is_tree(path) and (path / COMMITTED).exists())
+
+
+def checkpoint_state(directory: str | Path) -> Catalog | None:
+    """What a directory's catalog says, made to agree with the disk; None if there is nothing."""
+    catalog = read_catalog(Path(directory))
+    return catalog if catalog.records else None
+
+
+def locate(path: str | Path) -> Path:
+    """The checkpoint that is meant: by itself, or by a directory of checkpoints or of a run, for its latest."""
+    path = Path(path)
+    if path.name.endswith(".index") and is_tf_checkpoint(path.with_suffix("")):
+        return path.with_suffix("")
+    if is_tf_checkpoint(path) or is_tree(path):
+        return path
+    if path.name.isdecimal() and is_tree(inside := path.parent / _OF_A_RUN / path.name):
+        return inside
+    for directory in (path, path / _OF_A_RUN):
+        if directory.is_dir() and (latest := latest_checkpoint(directory)) is not None:
+            return latest
+    what = "holds no checkpoint" if path.is_dir() else "is not there"
+    raise CheckpointError(
+        f"{path} {what}; wanted is a checkpoint, a directory of checkpoints or of a run, or a prefix of TensorFlow's"
+    )
+
+
+def directory_of(path: str | Path) -> Path:
+    """The directory of checkpoints that is meant by a path to it or to a run."""
+    path = Path(path)
+    inner = path / _OF_A_RUN
+    return inner if inner.is_dir() and not committed(path) else path

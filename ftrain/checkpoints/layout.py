@@ -1,0 +1,108 @@
+"""What Orbax wrote: the leaves of one checkpoint, each of which can be read by itself.
+
+Orbax keeps every leaf as a zarr array, and reads it through tensorstore. So do we, without Orbax: a leaf at a time, in
+any order, and two to four times as fast.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+
+from ftrain.checkpoints.errors import CheckpointError, DamagedError, in_one_line
+from ftrain.checkpoints.snapshot import Index
+
+COMMITTED = "commit_success.txt"  # Orbax writes it last
+_METADATA = "_METADATA"
+_EMPTY = ("None", "Dict", "List", "Tuple", "NamedTuple")  # values that Orbax only notes
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+_UNCACHED = ts.Context({"cache_pool": {"total_bytes_limit": 0}})  # everything is read once
+
+Specs = dict[str, dict[str, Any]]
+
+
+class Stored(NamedTuple):
+    """A leaf on disk."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    array: ts.TensorStore
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def start_reading(self, index: Index = ()) -> Any:
+        """A promise of its values, or of those at an index."""
+        part = self.array[index] if index else self.array
+        if (size := math.prod(part.shape) * self.dtype.itemsize) > _MEMORY:
+            raise ValueError(f"it would have {size} bytes, and this machine has {_MEMORY} of memory")
+        return part.read()
+
+    def read(self, index: Index = ()) -> np.ndarray:
+        return self.start_reading(index).result()
+
+
+def is_tree(directory: Path) -> bool:
+    """Whether a directory is a checkpoint, finished or not, good or damaged, and not a directory of them."""
+    return any((directory / name).exists() for name in (_METADATA, "_CHECKPOINT_METADATA", COMMITTED)) or any(
+        directory.glob(f"*/{_METADATA}")
+    )
+
+
+def leaf_specs(directory: Path) -> Specs:
+    """Where each leaf of a checkpoint is, for tensorstore, by the leaf's name."""
+    home = _home(directory)
+    try:
+        metadata = json.loads((home / _METADATA).read_text())
+        driver, is_database = "zarr3" if metadata.get("use_zarr3") else "zarr", bool(metadata.get("use_ocdbt", True))
+        entries: Mapping[str, Any] = metadata["tree_metadata"]
+        keys = [
+            [str(part["key"]) for part in entry["key_metadata"]]
+            for entry in entries.values()
+            if entry["value_metadata"]["value_type"] not in _EMPTY
+        ]
+        return {"/".join(key): _spec(home, ".".join(key), driver, is_database) for key in keys}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedError(directory, [f"file {home.name}/{_METADATA}: {in_one_line(error)}"]) from error
+
+
+def open_leaves(directory: Path, specs: Specs, names: Iterable[str]) -> dict[str, Stored]:
+    """Leaves that are ready to be read; of their values nothing is read yet."""
+    opening = {name: ts.open(specs[name], open=True, read=True, context=_UNCACHED) for name in names}
+    opened: dict[str, Stored] = {}
+    for name, future in opening.items():
+        try:
+            array = future.result()
+        except ValueError as error:
+            raise DamagedError(directory, [f"leaf {name} cannot be read: {in_one_line(error)}"]) from error
+        opened[name] = Stored(tuple(array.shape), array.dtype.numpy_dtype, array)
+    return opened
+
+
+def _home(directory: Path) -> Path:
+    """The directory that holds the tree: one of the checkpoint's, or itself."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not a checkpoint: there is no such directory")
+    candidates = [directory / _METADATA, *sorted(directory.glob(f"*/{_METADATA}"))]
+    homes = [path.parent for path in candidates if path.exists()]
+    if not homes:
+        raise DamagedError(directory, [f"file {_METADATA} is missing"])
+    if len(homes) > 1:
+        names = ", ".join(home.name for home in homes)
+        raise CheckpointError(f"{directory} holds several trees: {names}; name one of them, as {homes[0]}")
+    return homes[0]
+
+
+def _spec(home: Path, key: str, driver: str, is_database: bool) -> dict[str, Any]:
+    base = {"driver": "file", "path": f"{home}/"}
+    if is_database:
+        return {"driver": driver, "kvstore": {"driver": "ocdbt", "base": base, "path": f"{key}/"}}
+    if "/" in key or key.startswith(".."):
+        raise ValueError(f"leaf {key} is not inside of the checkpoint")
+    return {"driver": driver, "kvstore": {"driver": "file", "path": f"{home}/{key}/"}}

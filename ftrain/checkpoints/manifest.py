@@ -1,0 +1,107 @@
+"""The manifest of a checkpoint: what every file and every leaf of it must be."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import ml_dtypes  # noqa: F401 - it makes bfloat16 and its like known to numpy
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+from ftrain.checkpoints.digests import crc32c_of_text
+from ftrain.checkpoints.errors import DamagedError, in_one_line
+from ftrain.checkpoints.files import write_whole
+
+NAME = "manifest.json"
+MARK: dict[str, Any] = {"ftrain": {"manifest": NAME}}  # in the metadata of Orbax: there must be one
+_LARGEST = 1 << 62  # bytes of a leaf
+
+
+def _inside(name: str) -> str:
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+        raise ValueError(f"file {name!r} is not inside of the checkpoint")
+    return name
+
+
+def _known(name: str) -> str:
+    try:
+        return np.dtype(name).name
+    except TypeError:
+        raise ValueError(f"dtype {name!r} is not known") from None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class File(_Strict):
+    size: NonNegativeInt
+    crc32c: str
+
+
+class Leaf(_Strict):
+    """A leaf as it is stored; `pieces` are the parts of it that were digested, by their places in it."""
+
+    shape: Annotated[tuple[NonNegativeInt, ...], Field(strict=False, max_length=64)]
+    dtype: Annotated[str, AfterValidator(_known)]
+    pieces: dict[str, str]
+    key: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class Manifest(_Strict):
+    step: NonNegativeInt
+    time: float  # when it was taken, in seconds since 1970
+    metrics: dict[str, float]
+    not_finite: list[str]  # leaves that make it suspect
+    leaves: dict[str, Leaf]
+    files: dict[Annotated[str, AfterValidator(_inside)], File]
+
+    def write(self, directory: Path) -> None:
+        contents = _canonical(self.model_dump())
+        write_whole(directory / NAME, f'{{"crc32c": "{crc32c_of_text(contents)}",\n"manifest": {contents}}}\n')
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None if none was ever written, as by plain Orbax."""
+    path = directory / NAME
+    if not path.exists():
+        if _was_promised(directory):
+            raise DamagedError(directory, [f"file {NAME} is missing"])
+        return None
+    try:
+        outer = json.loads(path.read_text())
+        manifest = Manifest.model_validate(outer["manifest"])
+        if outer["crc32c"] != crc32c_of_text(_canonical(outer["manifest"])):
+            raise ValueError("its checksum is wrong")
+        for name, leaf in manifest.leaves.items():
+            if leaf.bytes > _LARGEST:
+                raise ValueError(f"leaf {name} cannot have the shape {list(leaf.shape)}")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedError(directory, [f"file {NAME}: {_reason(error)}"]) from error
+    return manifest
+
+
+def _was_promised(directory: Path) -> bool:
+    try:
+        said = json.loads((directory / "_CHECKPOINT_METADATA").read_text())
+        return "ftrain" in said["custom_metadata"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _canonical(contents: Mapping[str, Any]) -> str:
+    return json.dumps(contents, sort_keys=True, ensure_ascii=True)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'/'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+    return in_one_line(error)

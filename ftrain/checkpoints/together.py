@@ -1,0 +1,49 @@
+"""Saving together: what the processes of a job tell each other about a checkpoint, through its directory.
+
+The directory is one that all of them see, or they could not save there at all. Files are used and not collectives,
+because saving goes on in a thread beside training, and collectives must be called in one order everywhere.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import jax
+
+from ftrain.checkpoints.errors import SaveError
+from ftrain.checkpoints.files import write_whole
+from ftrain.checkpoints.manifest import Leaf
+
+LIMIT = 300.0  # seconds that one process waits for another
+_POLL = 0.02
+
+
+def gather(staged: Path, leaves: dict[str, Leaf], not_finite: list[str]) -> tuple[dict[str, Leaf], list[str]]:
+    """The leaves with the pieces of all processes, and those that are not finite on any."""
+    count = jax.process_count()
+    notes = [staged.with_name(f"{staged.name}.process_{process}") for process in range(count)]
+    own = {"pieces": {name: leaf.pieces for name, leaf in leaves.items()}, "not_finite": not_finite}
+    write_whole(notes[jax.process_index()], json.dumps(own))
+    if jax.process_index() != 0:
+        return leaves, not_finite
+    _wait(lambda: [note.name for note in notes if not note.exists()], f"{staged}: no word from", LIMIT)
+    said = [json.loads(note.read_text()) for note in notes]
+    pieces = {name: {k: v for each in said for k, v in each["pieces"][name].items()} for name in leaves}
+    for note in notes:
+        note.unlink()
+    bad = {name for each in said for name in each["not_finite"]}
+    complete = {name: leaf.model_copy(update={"pieces": pieces[name]}) for name, leaf in leaves.items()}
+    return complete, [name for name in leaves if name in bad]
+
+
+def wait_until_gone(staged: Path, limit: float = LIMIT) -> None:
+    """Wait for the first process to give a checkpoint its name."""
+    _wait(lambda: ["process 0 to finish it"] if staged.exists() else [], f"{staged} still waits for", limit)
+
+
+def _wait(missing, what: str, limit: float) -> None:
+    deadline = time.monotonic() + limit
+    while there := missing():
+        if time.monotonic() > deadline:
+            raise SaveError(f"{what} {', '.join(there)} after {limit:g} seconds")
+        time.sleep(_POLL)

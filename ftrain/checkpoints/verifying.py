@@ -1,0 +1,106 @@
+"""Verifying: whether the files and the values of a checkpoint are those that were written."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ftrain.checkpoints.digests import crc32c_of, digest_of, in_parallel
+from ftrain.checkpoints.errors import DamagedError, in_one_line
+from ftrain.checkpoints.files import list_files
+from ftrain.checkpoints.layout import COMMITTED, leaf_specs, open_leaves
+from ftrain.checkpoints.manifest import NAME, Leaf, Manifest, read_manifest
+from ftrain.checkpoints.matching import describe
+from ftrain.checkpoints.snapshot import Index
+
+
+def verify(directory: str | Path) -> list[str]:
+    """Everything that is wrong with a checkpoint, by file and by leaf; nothing if it is as it was written.
+
+    Of a checkpoint that plain Orbax wrote, which has no manifest, only what cannot be read at all is known.
+    """
+    directory = Path(directory)
+    try:
+        manifest = read_manifest(directory)
+        if manifest is None:
+            return [] if (directory / COMMITTED).exists() else [f"file {COMMITTED} is missing: it was never finished"]
+        return wrong_files(directory, manifest) + wrong_sums(directory, manifest) + _wrong_leaves(directory, manifest)
+    except DamagedError as error:
+        return error.damage
+
+
+def wrong_files(directory: Path, manifest: Manifest) -> list[str]:
+    """What the names and sizes of the files tell; costs next to nothing."""
+    found = list_files(directory)
+    found.pop(NAME, None)
+    wanted = manifest.files
+    wrong = [f"file {name} is missing" for name in wanted if name not in found]
+    wrong += [f"file {name} does not belong there" for name in found if name not in wanted]
+    wrong += [
+        f"file {name} has {found[name]} bytes, expected {file.size}"
+        for name, file in wanted.items()
+        if name in found and found[name] != file.size
+    ]
+    if directory.name.isdecimal() and manifest.step != int(directory.name):
+        wrong.append(f"file {NAME} is of step {manifest.step}")
+    return wrong
+
+
+def wrong_sums(directory: Path, manifest: Manifest, sizes: range | None = None) -> list[str]:
+    """The files, or those of certain sizes, whose bytes are not those that were written."""
+
+    def check(name: str) -> str | None:
+        try:
+            found = crc32c_of(directory / name)
+        except OSError as error:
+            return f"file {name} cannot be read: {error.strerror}"
+        wanted = manifest.files[name].crc32c
+        return None if found == wanted else f"file {name} has crc32c {found}, expected {wanted}"
+
+    files = [name for name, file in manifest.files.items() if sizes is None or file.size in sizes]
+    there = [name for name in files if (directory / name).is_file()]
+    return [wrong for wrong in in_parallel(check, there) if wrong]
+
+
+def is_as_saved(value: np.ndarray, leaf: Leaf) -> bool:
+    """Whether a whole leaf has the values that were saved."""
+    pieces = {place: value if place == whole(leaf.shape) else value[parse_place(place)] for place in leaf.pieces}
+    return all(digest_of(pieces[place]) == wanted for place, wanted in leaf.pieces.items())
+
+
+def whole(shape: tuple[int, ...]) -> str:
+    """The place of a piece that is a whole leaf."""
+    return place_of(tuple(slice(0, size) for size in shape), shape)
+
+
+def place_of(index: Index, shape: tuple[int, ...]) -> str:
+    """The place of a piece in a leaf, as text: "0:2,0:3" are the first two rows of three columns."""
+    spans = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return ",".join(f"{start}:{stop}" for start, stop, _ in spans)
+
+
+def parse_place(place: str) -> Index:
+    if not place:
+        return ()
+    return tuple(slice(*map(int, span.split(":"))) for span in place.split(","))
+
+
+def _wrong_leaves(directory: Path, manifest: Manifest) -> list[str]:
+    """The leaves whose values are not those that were saved, each read by itself."""
+    specs = leaf_specs(directory)
+    stored = {name: leaf for name, leaf in manifest.leaves.items() if 0 not in leaf.shape}
+    wrong = [f"leaf {name} is missing" for name in stored if name not in specs]
+    wrong += [f"leaf {name} does not belong there" for name in specs if name not in stored]
+
+    def check(name: str) -> str | None:
+        leaf = stored[name]
+        try:
+            found = open_leaves(directory, specs, [name])[name]
+            if describe(found) != describe(leaf):
+                return f"leaf {name} is {describe(found)}, expected {describe(leaf)}"
+            return None if is_as_saved(found.read(), leaf) else f"leaf {name} has other values than were saved"
+        except DamagedError as error:
+            return error.damage[0]
+        except ValueError as error:
+            return f"leaf {name} cannot be read: {in_one_line(error)}"
+
+    return wrong + [each for each in in_parallel(check, [name for name in stored if name in specs]) if each]

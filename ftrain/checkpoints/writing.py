@@ -1,0 +1,154 @@
+"""Writing one checkpoint: by Orbax under another name, then its manifest, and last its own name, all at once."""
+
+import dataclasses
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from ftrain.checkpoints.digests import crc32c_of, digest_of, in_parallel, is_finite
+from ftrain.checkpoints.files import list_files, sync
+from ftrain.checkpoints.manifest import MARK, File, Leaf, Manifest
+from ftrain.checkpoints.snapshot import Held, as_saved
+from ftrain.checkpoints.together import gather, wait_until_gone
+from ftrain.checkpoints.verifying import place_of
+from ftrain.tree import Tree, named_leaves
+
+SAVING, DELETING, REPLACED = ".saving", ".deleting", ".replaced"
+SUSPECT, DAMAGED, INCOMPLETE = ".suspect", ".damaged", ".incomplete"
+_LEFTOVER = re.compile(rf"\d+({SAVING}.*|{DELETING}|\.orbax-checkpoint-tmp.*)|\..+\.json\.\d+")
+
+
+class _Response(Protocol):
+    def result(self) -> object: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A checkpoint that is to be written."""
+
+    directory: Path
+    step: int
+    held: Tree  # of `Held`
+    time: float
+    metrics: dict[str, float]
+    may_be_infinite: tuple[str, ...]  # patterns of leaves that are fine if they are not finite
+    begun: _Response | None = None  # Orbax, already at it: all processes of a job must call it in the same order
+
+    @property
+    def staged(self) -> Path:
+        return self.directory / f"{self.step}{SAVING}"
+
+
+def begin(path: Path, tree: Tree) -> _Response:
+    """Have Orbax write as it is given, without a copy of its own, and without compressing what hardly shrinks."""
+    context = ocp.Context()
+    context.memory.deepcopy_host_arrays = False
+    context.array.saving.use_compression = False
+    with context:
+        return ocp.save_async(str(path), tree, custom_metadata={**MARK})
+
+
+def write(order: Order) -> list[str]:
+    """Write a checkpoint, whole or not at all; the answer are its leaves that are not finite, and make it suspect."""
+    with ThreadPoolExecutor(1) as digesting:
+        described = digesting.submit(_describe, named_leaves(order.held))  # while Orbax writes
+        response = order.begun or begin(order.staged, jax.tree.map(as_saved, order.held))
+        response.result()
+        leaves, not_finite = described.result()
+    if jax.process_count() > 1:
+        leaves, not_finite = gather(order.staged, leaves, not_finite)
+    suspicious = [name for name in not_finite if not _matches(name, order.may_be_infinite)]
+    if jax.process_index() == 0:
+        _manifest(order, leaves, suspicious).write(order.staged)
+        _put_in_place(order, f"{order.step}{SUSPECT if suspicious else ''}")
+    wait_until_gone(order.staged)
+    return suspicious
+
+
+def abandon(order: Order) -> None:
+    """Remove what was written of a checkpoint that could not be finished: its space may be what was missing."""
+    if jax.process_index() == 0 and order.directory.is_dir():
+        for path in order.directory.glob(f"{order.step}{SAVING}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """Delete a checkpoint; at no moment does half of one stand under its name."""
+    aside = path.with_name(f"{path.name}{DELETING}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    shutil.rmtree(aside)
+
+
+def put_aside(path: Path, suffix: str) -> Path:
+    """Rename what stands where something else must, without ever taking a name that is in use."""
+    aside, number = path.with_name(f"{path.name}{suffix}"), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}{suffix}{number}")
+    return path.rename(aside)
+
+
+def sweep(directory: Path) -> None:
+    """Mend what a killed process left: half written, half deleted, or half replaced."""
+    for path in sorted(directory.iterdir()):
+        if path.name.endswith(REPLACED) and path.name.removesuffix(REPLACED).isdecimal():
+            final = path.with_name(path.name.removesuffix(REPLACED))
+            discard(path) if final.exists() else path.rename(final)
+        elif _LEFTOVER.fullmatch(path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _manifest(order: Order, leaves: dict[str, Leaf], suspicious: list[str]) -> Manifest:
+    files = list_files(order.staged)
+    sums = in_parallel(lambda name: crc32c_of(order.staged / name), files)
+    for name in files:
+        sync(order.staged / name)
+    return Manifest(
+        step=order.step,
+        time=order.time,
+        metrics=order.metrics,
+        not_finite=suspicious,
+        leaves=leaves,
+        files={name: File(size=files[name], crc32c=crc) for name, crc in zip(files, sums, strict=True)},
+    )
+
+
+def _put_in_place(order: Order, name: str) -> None:
+    final = order.directory / name
+    replaced = final.with_name(f"{name}{REPLACED}")
+    if final.exists():
+        final.rename(replaced)
+    sync(order.staged)
+    order.staged.rename(final)
+    sync(order.directory)
+    if replaced.exists():
+        discard(replaced)
+
+
+def _describe(held: dict[str, Held]) -> tuple[dict[str, Leaf], list[str]]:
+    """Each leaf for the manifest, and the names of those that are not finite."""
+
+    def describe(leaf: Held) -> tuple[Leaf, bool]:
+        pieces = leaf.pieces if not leaf.is_whole else [(_everywhere(leaf), leaf.value())]
+        digests = {place_of(index, leaf.shape): digest_of(value) for index, value in pieces}
+        finite = all(is_finite(value) for _, value in pieces)
+        return Leaf(shape=leaf.shape, dtype=leaf.dtype.name, pieces=digests, key=leaf.key), finite
+
+    described = dict(zip(held, in_parallel(describe, held.values()), strict=True))
+    return {name: leaf for name, (leaf, _) in described.items()}, [
+        n for n, (_, finite) in described.items() if not finite
+    ]
+
+
+def _everywhere(leaf: Held) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in leaf.shape)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)

@@ -1,0 +1,53 @@
+"""ftrain ckpt list RUN"""
+
+import re
+from datetime import datetime
+from pathlib import Path
+
+from ftrain.cli.ckpt.arguments import Run
+from ftrain.cli.tables import print_table, show_bytes
+
+_ASIDE = re.compile(r"(\d+)\.(saving|suspect|damaged|incomplete)(.*)")
+_MEANING = {
+    "saving": "being saved, or never finished",
+    "suspect": "put aside: not finite",
+    "damaged": "put aside: damaged",
+    "incomplete": "put aside: never finished",
+}
+_REASON = {"newest": "newest", "kept": "kept for good", "passed": "among the best"}
+
+
+def list_checkpoints(run: Run) -> None:
+    """List the checkpoints of RUN: when each was saved, how large it is, its metrics, and why it is kept."""
+    from rich.table import Table
+
+    from ftrain.checkpoints import CheckpointError, read_catalog
+    from ftrain.checkpoints.finding import directory_of
+
+    directory = directory_of(run)
+    records = read_catalog(directory).records
+    aside = sorted(path for path in directory.glob("*") if path.is_dir() and _ASIDE.fullmatch(path.name))
+    if not records and not aside:
+        raise CheckpointError(f"{run} holds no checkpoint")
+    table = Table(box=None)
+    for column in ("step", "saved", "size", "loss", "why it is there"):
+        table.add_column(column, justify="left" if column.startswith("why") else "right")
+    for record in records:
+        reasons = ["latest"] if record is records[-1] else []
+        reasons += ["pinned"] if record.pinned else []
+        loss = f"{record.metrics['loss']:.4g}" if "loss" in record.metrics else ""
+        why = ", ".join([*reasons, _REASON[record.role]])
+        table.add_row(f"{record.step}", _when(record.time), _size(directory / str(record.step)), loss, why)
+    for path in aside:
+        kind = _ASIDE.fullmatch(path.name)
+        why = _MEANING[kind[2]] if kind else ""
+        table.add_row(path.name, _when(path.stat().st_mtime), _size(path), "", why)
+    print_table(table)
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
+def _size(path: Path) -> str:
+    return show_bytes(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))

@@ -1,0 +1,107 @@
+"""Sorted tables: LevelDB's file of checksummed blocks of keys and values, as in a TensorFlow checkpoint's index."""
+
+import struct
+from collections.abc import Iterator
+
+import google_crc32c
+
+_FOOTER_SIZE = 48  # two block handles, padding, magic number
+_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+_TRAILER = struct.Struct("<BI")  # compression, masked checksum of the block and the compression
+_PLAIN, _SNAPPY = 0, 1
+# Keys share prefixes, so a small block can unfold to a huge one. TensorFlow writes every 16th key
+# in full, which keeps honest blocks below 16 times their size.
+_MAX_UNFOLDING = 64
+
+
+class DamagedTableError(ValueError):
+    """A table whose bytes are not what was written, or are compressed."""
+
+
+def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a whole file in the order of the keys, checksums verified."""
+    last_key, last_end = None, 0
+    for _, value in _entries(_block(data, *_index_handle(data))):
+        offset, size = _handle(value)
+        # Blocks that go forward and keys that grow make the work proportional to the file.
+        if offset < last_end:
+            raise DamagedTableError(f"the block at byte {offset} starts before byte {last_end}, the end of another")
+        last_end = offset + size + _TRAILER.size
+        for entry in _entries(_block(data, offset, size)):
+            if last_key is not None and entry[0] <= last_key:
+                raise DamagedTableError(f"key {entry[0]!r} follows {last_key!r}, wanted sorted keys without repetition")
+            last_key = entry[0]
+            yield entry
+
+
+def read_varint(data: bytes, at: int, bits: int = 64) -> tuple[int, int]:
+    """The number of up to `bits` bits that starts at byte `at`, and where the next thing starts."""
+    value = 0
+    for shift in range(0, bits, 7):
+        if at >= len(data):
+            raise DamagedTableError(f"a number is cut short at byte {at}")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 and value >> bits == 0:
+            return value, at
+    raise DamagedTableError(f"a number before byte {at} has more than {bits} bits")
+
+
+def mask_crc(crc: int) -> int:
+    """A CRC-32C as it is stored: rotated and shifted, so that bytes that hold checksums can be checksummed."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _index_handle(data: bytes) -> tuple[int, int]:
+    if len(data) < _FOOTER_SIZE:
+        raise DamagedTableError(f"it has {len(data)} bytes, a table has at least {_FOOTER_SIZE}")
+    footer = data[-_FOOTER_SIZE:]
+    if not footer.endswith(_MAGIC):
+        raise DamagedTableError(f"it ends in {footer[-len(_MAGIC) :].hex()}, a table in {_MAGIC.hex()}")
+    _, at = read_varint(footer, 0)  # the first handle is of the metaindex, in which TensorFlow writes nothing
+    _, at = read_varint(footer, at)
+    return _handle(footer[at : -len(_MAGIC)])
+
+
+def _handle(value: bytes) -> tuple[int, int]:
+    offset, at = read_varint(value, 0)
+    size, _ = read_varint(value, at)
+    return offset, size
+
+
+def _block(data: bytes, offset: int, size: int) -> bytes:
+    end = offset + size
+    limit = len(data) - _FOOTER_SIZE
+    if end + _TRAILER.size > limit:
+        raise DamagedTableError(f"a block at byte {offset} of {size} bytes does not end before the footer at {limit}")
+    compression, checksum = _TRAILER.unpack_from(data, end)
+    if checksum != mask_crc(google_crc32c.value(data[offset : end + 1])):
+        raise DamagedTableError(f"the block at byte {offset} of {size} bytes is damaged: its checksum does not match")
+    if compression == _SNAPPY:
+        way_out = "load and save it with TensorFlow, which writes the index of a checkpoint uncompressed"
+        raise DamagedTableError(f"the block at byte {offset} is compressed with snappy, an unsupported way; {way_out}")
+    if compression != _PLAIN:
+        raise DamagedTableError(f"the block at byte {offset} has compression {compression}, wanted 0 (none)")
+    return data[offset:end]
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    # The restart points at the end are for binary search; all that matters here is where they start.
+    restarts = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 - 4 * restarts
+    if end < 0:
+        raise DamagedTableError(f"a block of {len(block)} bytes has no room for its {restarts} restart points")
+    at, key, unfolded = 0, b"", 0
+    while at < end:
+        shared, at = read_varint(block, at, 32)
+        rest, at = read_varint(block, at, 32)
+        length, at = read_varint(block, at, 32)
+        if shared > len(key) or rest + length > end - at:
+            raise DamagedTableError(f"an entry shares {shared} bytes and has {rest} + {length}, which are not there")
+        key = key[:shared] + block[at : at + rest]
+        unfolded += len(key)
+        if unfolded > _MAX_UNFOLDING * len(block):
+            raise DamagedTableError(f"a block of {len(block)} bytes has keys of more than {unfolded} bytes")
+        at += rest + length
+        yield key, block[at - length : at]

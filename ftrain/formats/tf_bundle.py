@@ -1,0 +1,253 @@
+"""Bundles: what the messages in a TensorFlow checkpoint say of its tensors, their slices and its objects."""
+
+import functools
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+Box = tuple[slice, ...]  # the place of a slice in its tensor
+
+_MESSAGES = {
+    "VersionDef": {"min_consumer": "int32 2"},
+    "BundleHeaderProto": {"num_shards": "int32 1", "endianness": "int32 2", "version": "VersionDef 3"},
+    "Dim": {"size": "int64 1"},
+    "TensorShapeProto": {"dim": "repeated Dim 2", "unknown_rank": "bool 3"},
+    "Extent": {"start": "int64 1", "length": "optional int64 2"},
+    "TensorSliceProto": {"extent": "repeated Extent 1"},
+    "BundleEntryProto": {
+        "dtype": "int32 1",
+        "shape": "TensorShapeProto 2",
+        "shard_id": "int32 3",
+        "offset": "int64 4",
+        "size": "int64 5",
+        "crc32c": "fixed32 6",
+        "slices": "repeated TensorSliceProto 7",
+    },
+    "ObjectReference": {"node_id": "int32 1", "local_name": "string 2"},
+    "SerializedTensor": {"name": "string 1", "checkpoint_key": "string 3"},
+    "SlotVariableReference": {
+        "original_variable_node_id": "int32 1",
+        "slot_name": "string 2",
+        "slot_variable_node_id": "int32 3",
+    },
+    "TrackableObject": {
+        "children": "repeated ObjectReference 1",
+        "attributes": "repeated SerializedTensor 2",
+        "slot_variables": "repeated SlotVariableReference 3",
+    },
+    "TrackableObjectGraph": {"nodes": "repeated TrackableObject 1"},
+    "CheckpointState": {
+        "model_checkpoint_path": "string 1",
+        "all_model_checkpoint_paths": "repeated string 2",
+        "all_model_checkpoint_timestamps": "repeated double 3",
+        "last_preserved_timestamp": "double 4",
+    },
+}
+# The place in this list is the number that TensorFlow gives to a dtype.
+_DTYPES = (
+    *("invalid", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64", "bool"),
+    *("qint8", "quint8", "qint32", "bfloat16", "qint16", "quint16", "uint16", "complex128", "float16"),
+    *("resource", "variant", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e4m3b11fnuz", "float8_e5m2fnuz", "int4", "uint4", "int2", "uint2"),
+)
+_UNSUPPORTED = {"invalid", "qint8", "quint8", "qint32", "qint16", "quint16", "resource", "variant"}
+_MAX_RANK = 64  # numpy's
+_MAX_ELEMENTS = 1 << 59  # of 16 bytes each, numpy's limit
+_MAX_UNFOLDING = 64  # how many times as long as their graph paths may be; honest ones stay below 10
+_SMALL = 1 << 24  # a length of paths that does no harm
+
+
+class Entry(NamedTuple):
+    """What the index tells of one tensor or of one slice."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    proto: Any  # the rest: where the bytes lie, or which slices there are
+
+    @classmethod
+    def parse(cls, key: bytes, value: bytes) -> "Entry":
+        try:
+            proto = parse_message("BundleEntryProto", value)
+            dtype = _DTYPES[proto.dtype] if 0 <= proto.dtype < len(_DTYPES) else f"dtype {proto.dtype}"
+            return cls(_checked_shape(proto.shape), dtype, proto)
+        except ValueError as error:
+            raise ValueError(f"key {key!r}: {error}") from None
+
+    def numpy_dtype(self) -> np.dtype:
+        if self.dtype not in _DTYPES or self.dtype in _UNSUPPORTED:
+            raise ValueError(f"its dtype is {self.dtype}, which is unsupported")
+        return np.dtype(object if self.dtype == "string" else getattr(ml_dtypes, self.dtype, self.dtype))
+
+    def check_size(self) -> None:
+        """ValueError unless the tensor can have as many bytes as it is said to have."""
+        dtype, elements, size = self.numpy_dtype(), math.prod(self.shape), self.proto.size
+        if self.dtype == "string":
+            if size < elements:  # at least one byte each, for the length
+                raise ValueError(f"it has {size} bytes, too few for {elements} strings")
+        elif size != elements * dtype.itemsize:
+            raise ValueError(f"it has {size} bytes, wanted {elements} elements of {dtype.itemsize}")
+
+
+@functools.cache
+def message_class(name: str) -> Any:
+    """The class of one of TensorFlow's messages, with the fields that matter here."""
+    return message_factory.GetMessageClass(_make_pool().FindMessageTypeByName(f"tensorflow.{name}"))
+
+
+def parse_message(name: str, data: bytes) -> Any:
+    """A message from its bytes; ValueError if they are none."""
+    try:
+        return message_class(name).FromString(data)
+    except DecodeError:
+        raise ValueError(f"its {len(data)} bytes are no {name}") from None
+
+
+def slice_box(part: Any, shape: tuple[int, ...]) -> Box:
+    """Where a slice of a tensor lies; an extent without length is a whole dimension."""
+    if len(part.extent) != len(shape):
+        raise ValueError(f"it has a slice of rank {len(part.extent)}, wanted {len(shape)}")
+    box = []
+    for extent, size in zip(part.extent, shape, strict=True):
+        stop = extent.start + extent.length if extent.HasField("length") else size
+        if not 0 <= extent.start <= stop <= size:
+            raise ValueError(f"it has a slice from {extent.start} to {stop} in a dimension of {size}")
+        box.append(slice(extent.start, stop))
+    return tuple(box)
+
+
+def slice_key(name: str, part: Any) -> bytes:
+    """The key of a slice: 0, name, rank, then start and length in each dimension, all in ordered code."""
+    escaped = name.encode().replace(b"\0", b"\0\xff")  # \xff would be escaped too, but is not in UTF-8
+    numbers = [(extent.start, extent.length if extent.HasField("length") else -1) for extent in part.extent]
+    extents = b"".join(_ordered_signed(start) + _ordered_signed(length) for start, length in numbers)
+    return _ordered(0) + escaped + b"\0\1" + _ordered(len(numbers)) + extents
+
+
+def check_tiling(shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
+    """ValueError unless each element of the shape is in exactly one of the boxes, which must lie inside."""
+    covered = sum(math.prod(side.stop - side.start for side in box) for box in boxes)
+    if covered != math.prod(shape):
+        raise ValueError(f"its slices have {covered} elements together, wanted {math.prod(shape)}")
+    # Only where slices begin and end matters: a grid of those places is as small as can be.
+    edges = [np.unique([(side.start, side.stop) for side in sides]) for sides in zip(*boxes, strict=True)]
+    taken = np.zeros([len(places) - 1 for places in edges], bool)
+    for box in boxes:
+        ends = [np.searchsorted(places, (side.start, side.stop)) for places, side in zip(edges, box, strict=True)]
+        cells = tuple(slice(start, stop) for start, stop in ends)
+        if taken[cells].any():
+            raise ValueError(f"its slice {[(side.start, side.stop) for side in box]} overlaps another")
+        taken[cells] = True
+
+
+def object_keys(data: bytes) -> dict[str, str]:
+    """From the bytes of an object graph: the path of each saved value, and its key in the checkpoint."""
+    nodes = parse_message("TrackableObjectGraph", data).nodes
+    join = _Joiner(max(_MAX_UNFOLDING * len(data), _SMALL))
+    paths = _child_paths(nodes, join)
+    keys = {}
+    for node, path in (paths | _slot_paths(nodes, paths, join)).items():
+        for attribute in nodes[node].attributes:
+            name = path if attribute.name == "VARIABLE_VALUE" else join(path, attribute.name)
+            if name in keys:
+                both = f"{keys[name]!r} and {attribute.checkpoint_key!r}"
+                raise ValueError(f"keys {both} are both of an object {name!r}; read them by key")
+            keys[name] = attribute.checkpoint_key
+    return keys
+
+
+def _checked_shape(proto: Any) -> tuple[int, ...]:
+    shape = tuple(dim.size for dim in proto.dim)
+    if proto.unknown_rank or len(shape) > _MAX_RANK or any(size < 0 for size in shape):
+        raise ValueError(f"its shape is {'unknown' if proto.unknown_rank else shape}, wanted up to {_MAX_RANK} sizes")
+    # An empty dimension does not excuse the others: numpy refuses them all the same.
+    if math.prod(max(size, 1) for size in shape) >= _MAX_ELEMENTS:
+        raise ValueError(f"its shape is {shape}, too large for any memory")
+    return shape
+
+
+def _ordered(number: int) -> bytes:
+    size = (number.bit_length() + 7) // 8
+    return bytes([size]) + number.to_bytes(size, "big")
+
+
+def _ordered_signed(number: int) -> bytes:
+    # Of n bytes the first n bits tell sign and length: ones from 0 on, zeros below.
+    size = (~number if number < 0 else number).bit_length() // 7 + 1
+    bits = number & ((1 << 8 * size) - 1)
+    return (bits ^ ((1 << size) - 1 << 7 * size)).to_bytes(size, "big")
+
+
+class _Joiner:
+    """Joins names to paths up to a total length: a long chain in a small file would make endless ones."""
+
+    def __init__(self, limit: int):
+        self.limit = self.left = limit
+
+    def __call__(self, *names: str) -> str:
+        path = "/".join(name for name in names if name)
+        self.left -= len(path)
+        if self.left < 0:
+            raise ValueError(f"the paths of its objects have more than {self.limit} characters")
+        return path
+
+
+def _child_paths(nodes: Sequence[Any], join: _Joiner) -> dict[int, str]:
+    # Breadth first, so that each object has its shortest path, and a cycle ends where it began.
+    paths = {0: ""} if nodes else {}
+    waiting = deque(paths)
+    while waiting:
+        parent = waiting.popleft()
+        for child in nodes[parent].children:
+            if _checked_node(child.node_id, nodes) not in paths:
+                paths[child.node_id] = join(paths[parent], child.local_name)
+                waiting.append(child.node_id)
+    return paths
+
+
+def _slot_paths(nodes: Sequence[Any], paths: dict[int, str], join: _Joiner) -> dict[int, str]:
+    slots = {}
+    for optimizer, path in paths.items():
+        for slot in nodes[optimizer].slot_variables:
+            variable = _checked_node(slot.original_variable_node_id, nodes)
+            if variable in paths:
+                slot_node = _checked_node(slot.slot_variable_node_id, nodes)
+                slots[slot_node] = join(paths[variable], path, slot.slot_name)
+    return slots
+
+
+def _checked_node(node: int, nodes: Sequence[Any]) -> int:
+    if not 0 <= node < len(nodes):
+        raise ValueError(f"it refers to object {node}, and there are {len(nodes)}, counted from 0")
+    return node
+
+
+@functools.cache
+def _make_pool() -> descriptor_pool.DescriptorPool:
+    # A pool of our own does not collide with the one of TensorFlow or TensorBoard in the same process.
+    file = descriptor_pb2.FileDescriptorProto(name="tensor_bundle.proto", package="tensorflow", syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, declaration in fields.items():
+            _add_field(message, field, declaration)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+def _add_field(message: descriptor_pb2.DescriptorProto, name: str, declaration: str) -> None:
+    *label, kind, number = declaration.split()
+    field = message.field.add(name=name, number=int(number))
+    field.label = field.LABEL_REPEATED if label == ["repeated"] else field.LABEL_OPTIONAL
+    if kind in _MESSAGES:
+        field.type, field.type_name = field.TYPE_MESSAGE, f".tensorflow.{kind}"
+    else:
+        field.type = field.Type.Value(f"TYPE_{kind.upper()}")
+    if label == ["optional"]:  # then the field can tell whether it was set
+        field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{name}")

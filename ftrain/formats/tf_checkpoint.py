@@ -1,0 +1,278 @@
+"""TensorFlow's checkpoints, `PREFIX.index` and `PREFIX.data-*`, read without TensorFlow."""
+
+import difflib
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+from google.protobuf import text_format
+
+from ftrain.formats.sstable import mask_crc, read_table, read_varint
+from ftrain.formats.tf_bundle import (
+    Entry,
+    check_tiling,
+    message_class,
+    object_keys,
+    parse_message,
+    slice_box,
+    slice_key,
+)
+
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_VERSION = 1  # of the format, as it is known here
+_MAX_INDEX = 1 << 28  # bytes; an index has about 100 for each variable
+_CHUNK = 1 << 20
+# Text without escapes that protobuf would let Python guess at, with a warning.
+_KNOWN_ESCAPES = re.compile(r"""(?:[^\\]|\\(?:[abfnrtvxuU\\'"]|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])))*""")
+
+
+class TfCheckpointError(ValueError):
+    """A checkpoint of which files are missing, damaged or of a kind that cannot be read."""
+
+
+class TfVariable(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: str  # as numpy or ml_dtypes name it; "string" for bytes of any length
+
+
+class TfCheckpointState(NamedTuple):
+    """What the file named `checkpoint` says: the newest checkpoint, and all that are kept, oldest first."""
+
+    latest: str | None
+    all: tuple[str, ...]
+
+
+class TfCheckpoint:
+    """A checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`; opening it reads the index only.
+
+    `variables` has shape and dtype of each variable, sorted by name; a partitioned one is there once, as a whole.
+    """
+
+    variables: Mapping[str, TfVariable]
+
+    def __init__(self, prefix: str | Path):
+        self._prefix = os.fspath(prefix)
+        self._index = f"{self._prefix}.index"
+        try:
+            table = read_table(_read_index(self._index))
+            self._shards = _read_header(next(table, None))
+            self._entries = {key: Entry.parse(key, value) for key, value in table}
+            self.variables = MappingProxyType(_list_variables(self._entries))
+        except ValueError as error:
+            raise TfCheckpointError(f"{self._index}: {error}") from None
+
+    def read(self, name: str, *, verify: bool = True) -> np.ndarray:
+        """The value of a variable, strings as an array of `bytes`; `verify` compares its checksum."""
+        if name not in self.variables:
+            raise _UnknownVariableError(f"{self._index}: no variable {name!r}{self._suggest(name)}")
+        entry = self._entries[name.encode()]
+        try:
+            if entry.proto.slices:
+                return self._read_slices(name, entry, verify)
+            return _read_tensor(entry, self._locate(entry), verify)
+        except (ValueError, OSError) as error:
+            raise TfCheckpointError(f"{self._index}: variable {name!r}: {error}") from None
+
+    def objects(self) -> dict[str, str]:
+        """The path of each saved object, such as model/layers/0, and the name of its variable.
+
+        Only object-based checkpoints have them. An optimizer's slot is at model/w/optimizer/m.
+        """
+        if _OBJECT_GRAPH not in self.variables:
+            return {}
+        found = self.variables[_OBJECT_GRAPH]
+        if found != TfVariable((), "string"):
+            raise TfCheckpointError(f"{self._index}: {_OBJECT_GRAPH} is {found}, wanted a single string")
+        graph = self.read(_OBJECT_GRAPH).item()
+        try:
+            return object_keys(graph)
+        except ValueError as error:
+            raise TfCheckpointError(f"{self._index}: {_OBJECT_GRAPH}: {error}") from None
+
+    def _suggest(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self.variables)
+        return f"; did you mean {' or '.join(near)}?" if near else f" among its {len(self.variables)}"
+
+    def _locate(self, entry: Entry) -> "_Span":
+        """Where the bytes of a tensor lie. They are there, and as many as its shape wants."""
+        entry.check_size()
+        shard, offset, size = entry.proto.shard_id, entry.proto.offset, entry.proto.size
+        if not 0 <= shard < self._shards:
+            raise ValueError(f"it lies in data file {shard}, and there are {self._shards}, counted from 0")
+        path = f"{self._prefix}.data-{shard:05d}-of-{self._shards:05d}"
+        if not os.path.isfile(path):
+            raise ValueError(f"its data file is missing: {path}")
+        file_size = os.path.getsize(path)
+        if offset < 0 or offset + size > file_size:
+            raise ValueError(f"it takes bytes {offset} to {offset + size} of {path}, which has {file_size}")
+        return _Span(path, file_size, offset, size)
+
+    def _read_slices(self, name: str, whole: Entry, verify: bool) -> np.ndarray:
+        boxes = [slice_box(part, whole.shape) for part in whole.proto.slices]
+        parts = [self._find_slice(name, whole, part) for part in whole.proto.slices]
+        spans = [self._locate(part) for part in parts]
+        for part, box in zip(parts, boxes, strict=True):
+            wanted = tuple(side.stop - side.start for side in box)
+            if part.shape != wanted:
+                raise ValueError(f"its slice has shape {part.shape}, wanted {wanted}")
+        _check_room(spans)
+        check_tiling(whole.shape, boxes)
+        tensor = np.empty(whole.shape, whole.numpy_dtype())
+        for part, span, box in zip(parts, spans, boxes, strict=True):
+            tensor[box] = _read_tensor(part, span, verify)
+        return tensor
+
+    def _find_slice(self, name: str, whole: Entry, part: Any) -> Entry:
+        key = slice_key(name, part)
+        entry = self._entries.get(key)
+        if entry is None:
+            raise ValueError(f"its slice with key {key!r} is missing")
+        if entry.dtype != whole.dtype or entry.proto.slices:
+            raise ValueError(f"its slice with key {key!r} is sliced again or of dtype {entry.dtype}, not {whole.dtype}")
+        return entry
+
+
+def is_tf_checkpoint(prefix: str | Path) -> bool:
+    """Whether there is a TensorFlow checkpoint with this prefix."""
+    return os.path.isfile(f"{os.fspath(prefix)}.index")
+
+
+def latest_tf_checkpoint(directory: str | Path) -> Path | None:
+    """The prefix that `directory/checkpoint` names as the newest; None if there is none or its index is gone."""
+    path = Path(directory) / "checkpoint"
+    if not os.path.isfile(path):
+        return None
+    try:
+        latest = parse_state(path.read_bytes().decode()).latest
+    except (ValueError, OSError) as error:
+        raise TfCheckpointError(f"{path}: {error}") from None
+    prefix = Path(directory) / latest if latest else None
+    return prefix if prefix and is_tf_checkpoint(prefix) else None
+
+
+def parse_state(text: str) -> TfCheckpointState:
+    """What the text of a file named `checkpoint` says."""
+    state = message_class("CheckpointState")()
+    try:
+        if not _KNOWN_ESCAPES.fullmatch(text):
+            raise ValueError("it has a backslash before a character that needs none")
+        text_format.Parse(text, state)
+    except (text_format.ParseError, ValueError) as error:
+        raise TfCheckpointError(f"not the text of a checkpoint state: {error}") from None
+    return TfCheckpointState(state.model_checkpoint_path or None, tuple(state.all_model_checkpoint_paths))
+
+
+def format_state(latest: str, all: Sequence[str]) -> str:
+    """The text of a file named `checkpoint`, as TensorFlow writes it: with `latest` at the end of the list."""
+    kept = [*all] if all and all[-1] == latest else [*all, latest]
+    state = message_class("CheckpointState")(model_checkpoint_path=latest, all_model_checkpoint_paths=kept)
+    return text_format.MessageToString(state, as_utf8=True)
+
+
+class _UnknownVariableError(TfCheckpointError, KeyError):
+    __str__ = Exception.__str__  # KeyError's would put the sentence in quotes
+
+
+class _Span(NamedTuple):
+    path: str
+    file_size: int
+    offset: int
+    size: int
+
+
+def _read_index(path: str) -> bytes:
+    if not os.path.isfile(path):
+        raise ValueError("no such file; the prefix of a checkpoint is the path of its index without .index")
+    try:
+        if os.path.getsize(path) > _MAX_INDEX:
+            raise ValueError(f"it has {os.path.getsize(path)} bytes, an index up to {_MAX_INDEX}")
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error}") from None
+
+
+def _read_header(first: tuple[bytes, bytes] | None) -> int:
+    """The number of data files, which the first entry tells."""
+    if first is None or first[0] != b"":
+        raise ValueError("it has no header, which is an entry with an empty key")
+    header = parse_message("BundleHeaderProto", first[1])
+    if header.endianness != 0:
+        raise ValueError("it was saved on a big-endian machine; save it again with TensorFlow on a little-endian one")
+    if header.version.min_consumer > _VERSION:
+        raise ValueError(f"it has format version {header.version.min_consumer}, known are those up to {_VERSION}")
+    if header.num_shards < 1:
+        raise ValueError(f"it has {header.num_shards} data files, wanted at least 1")
+    return header.num_shards
+
+
+def _list_variables(entries: Mapping[bytes, Entry]) -> dict[str, TfVariable]:
+    variables = {}
+    for key, entry in entries.items():
+        if not key.startswith(b"\0"):  # as the keys of slices do
+            try:
+                variables[key.decode()] = TfVariable(entry.shape, entry.dtype)
+            except UnicodeDecodeError:
+                raise ValueError(f"key {key!r} is not UTF-8") from None
+    return variables
+
+
+def _check_room(spans: Sequence[_Span]) -> None:
+    """Slices that share their bytes would make a tensor that is larger than the files."""
+    sizes = Counter()
+    for span in spans:
+        sizes[span.path] += span.size
+        if sizes[span.path] > span.file_size:
+            raise ValueError(f"its slices have more bytes together than {span.path}, which has {span.file_size}")
+
+
+def _read_tensor(entry: Entry, span: _Span, verify: bool) -> np.ndarray:
+    data = np.fromfile(span.path, np.uint8, span.size, offset=span.offset)
+    if len(data) != span.size:
+        raise ValueError(f"{span.path} was cut short while it was read")
+    if entry.dtype == "string":
+        tensor, crc = _split_strings(data.tobytes(), math.prod(entry.shape), verify)
+    else:
+        # A byte other than 0 and 1 is no bool that numpy could work with.
+        tensor = data != 0 if entry.dtype == "bool" else data.view(entry.numpy_dtype())
+        crc = _crc(data) if verify else 0
+    if verify and mask_crc(crc) != entry.proto.crc32c:
+        where = f"bytes {span.offset} to {span.offset + span.size} of {span.path}"
+        raise ValueError(f"it is damaged: the checksum of {where} does not match")
+    return tensor.reshape(entry.shape)
+
+
+def _split_strings(data: bytes, count: int, verify: bool) -> tuple[np.ndarray, int]:
+    """Strings from their lengths, the checksum of these and their bytes; also the checksum of all that."""
+    strings = np.empty(count, object)
+    if not data:
+        return strings, 0
+    lengths, at = [], 0
+    for _ in range(count):
+        length, at = read_varint(data, at)
+        lengths.append(length)
+    end = at + 4 + sum(lengths)
+    if end != len(data):
+        raise ValueError(f"it is damaged: its strings take {end} bytes, and there are {len(data)}")
+    # The lengths are summed as numbers of 4 or 8 bytes, not as they lie in the file.
+    crc = google_crc32c.value(b"".join(length.to_bytes(4 if length < 1 << 32 else 8, "little") for length in lengths))
+    if verify and data[at : at + 4] != mask_crc(crc).to_bytes(4, "little"):
+        raise ValueError("it is damaged: the checksum of the lengths of its strings does not match")
+    start = at + 4
+    for place, length in enumerate(lengths):
+        strings[place] = data[start : start + length]
+        start += length
+    return strings, google_crc32c.extend(crc, data[at:])
+
+
+def _crc(data: np.ndarray) -> int:
+    crc = 0
+    for at in range(0, len(data), _CHUNK):
+        crc = google_crc32c.extend(crc, data[at : at + _CHUNK].tobytes())
+    return crc

@@ -1,0 +1,508 @@
+import dataclasses
+import sys
+import types
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ftrain import TrainState
+from ftrain.checkpoints.errors import CheckpointError
+from ftrain.checkpoints.vocabulary import VocabInfo
+from ftrain.checkpoints.warm_start import init_from_checkpoint, warm_start
+from ftrain.cluster import make_mesh
+from ftrain.optimizers import adam
+from ftrain.packed import is_packed, unpack
+from ftrain.tree import named_leaves
+
+
+class Stored(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Memory:
+    """A checkpoint in memory, that notes what is read of it."""
+
+    def __init__(self, **arrays):
+        self.arrays = {name.replace("__", "/"): np.asarray(array) for name, array in arrays.items()}
+        self.reads = []
+
+    @property
+    def variables(self):
+        return {name: Stored(array.shape, str(array.dtype)) for name, array in self.arrays.items()}
+
+    def read(self, name):
+        self.reads.append(name)
+        return self.arrays[name]
+
+    def __str__(self):
+        return "runs/old/7"
+
+
+class Layer(NamedTuple):
+    kernel: jax.Array
+    bias: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Module:
+    layer: Layer
+    activation: object  # a function as a leaf, as equinox has them
+    rng: jax.Array
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def values(tree):
+    return {name: np.asarray(leaf).tolist() for name, leaf in named_leaves(tree).items()}
+
+
+@pytest.fixture
+def params():
+    return {"enc": {"w": jnp.zeros(2), "b": jnp.zeros(1)}, "head": jnp.zeros(1)}
+
+
+@pytest.fixture
+def checkpoint():
+    return Memory(old__w=floats(1, 2), old__b=floats(3), enc__w=floats(4, 5), enc__b=floats(6), head=floats(7))
+
+
+# Which leaves are read, and from where.
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        ({"old/": "enc/"}, {"enc/w": [1, 2], "enc/b": [3], "head": [0]}),
+        ({"/": "/"}, {"enc/w": [4, 5], "enc/b": [6], "head": [7]}),
+        ({"old/b": "head"}, {"enc/w": [0, 0], "enc/b": [0], "head": [3]}),
+        ({"old/w": "enc/w", "head": "enc/b"}, {"enc/w": [1, 2], "enc/b": [7], "head": [0]}),
+        ([("old/b", "enc/b"), ("old/b", "head")], {"enc/w": [0, 0], "enc/b": [3], "head": [3]}),
+        ({}, {"enc/w": [0, 0], "enc/b": [0], "head": [0]}),
+    ],
+)
+def test_an_assignment_map_says_which_leaves_are_read(params, checkpoint, assignments, expected):
+    assert values(init_from_checkpoint(params, checkpoint, assignments)) == expected
+    assert values(params) == {"enc/w": [0, 0], "enc/b": [0], "head": [0]}  # a new tree
+
+
+def test_the_root_stands_for_no_scope_on_either_side():
+    params = {"net": {"w": jnp.zeros(1)}}
+    assert values(init_from_checkpoint(params, Memory(w=floats(1)), {"/": "net/"})) == {"net/w": [1]}
+    deep = Memory(a__b__net__w=floats(2))
+    assert values(init_from_checkpoint(params, deep, {"a/b/": "/"})) == {"net/w": [2]}
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_nearest_entry_counts_in_whatever_order(params, checkpoint, backwards):
+    pairs = [("/", "/"), ("old/", "enc/"), ("head", "enc/b")]
+    found = init_from_checkpoint(params, checkpoint, pairs[::-1] if backwards else pairs)
+    assert values(found) == {"enc/w": [1, 2], "enc/b": [7], "head": [7]}
+
+
+def test_a_leaf_that_has_its_own_entry_need_not_be_in_the_scope(params):
+    checkpoint = Memory(enc__w=floats(4, 5), enc__bias=floats(6), head=floats(7))
+    found = init_from_checkpoint(params, checkpoint, {"/": "/", "enc/bias": "enc/b"})
+    assert values(found) == {"enc/w": [4, 5], "enc/b": [6], "head": [7]}
+
+
+def test_a_scope_is_whole_parts_of_names():
+    params = {"net": jnp.zeros(1), "net2": {"w": jnp.zeros(1)}, "sub": {"net": {"w": jnp.zeros(1)}}}
+    with pytest.raises(CheckpointError, match=r"no leaf to load under net/, nearest are net2/"):
+        init_from_checkpoint(params, Memory(w=floats(1)), {"/": "net/"})
+
+
+def test_a_tree_that_is_one_array_is_read_by_the_name_of_the_scope():
+    assert values(init_from_checkpoint(jnp.zeros(2), Memory(a__w=floats(1, 2)), {"a/w/": "/"})) == {"": [1, 2]}
+
+
+def test_a_path_is_opened_by_the_reader_of_checkpoints(params, checkpoint, monkeypatch):
+    opened = []
+    module = types.ModuleType("ftrain.checkpoints.reader")
+    module.open_reader = lambda path: opened.append(path) or checkpoint
+    monkeypatch.setitem(sys.modules, "ftrain.checkpoints.reader", module)
+    assert values(init_from_checkpoint(params, "runs/old", {"old/b": "head"}))["head"] == [3]
+    assert values(warm_start(params, "runs/old", vars_to_warm_start="head"))["head"] == [7]
+    assert opened == ["runs/old", "runs/old"]
+
+
+# Trees of every kind.
+
+
+def test_keys_and_leaves_that_are_no_numbers_are_in_no_scope():
+    module = Module(Layer(jnp.zeros(2), jnp.zeros(1)), jax.nn.relu, jax.random.key(3))
+    checkpoint = Memory(m__layer__kernel=floats(1, 2), m__layer__bias=floats(3), m__rng=np.zeros(2, np.uint32))
+    for found in (
+        init_from_checkpoint(module, checkpoint, {"m/": "/"}),
+        warm_start(module, checkpoint, var_name_to_prev_var_name={"(.*)": r"m/\1"}),
+    ):
+        assert isinstance(found, Module)
+        assert values(found.layer) == {"kernel": [1, 2], "bias": [3]}
+        assert found.activation is jax.nn.relu
+        assert found.rng is module.rng
+
+
+@pytest.mark.parametrize("name", ["rng", "activation"])
+def test_keys_and_leaves_that_are_no_numbers_cannot_be_named(name):
+    module = Module(Layer(jnp.zeros(2), jnp.zeros(1)), jax.nn.relu, jax.random.key(3))
+    checkpoint = Memory(rng=np.zeros(2, np.uint32), activation=floats(0))
+    with pytest.raises(CheckpointError, match=rf"assignment_map: leaf {name} is .*; only numbers are loaded"):
+        init_from_checkpoint(module, checkpoint, {name: name})
+    with pytest.raises(CheckpointError, match=rf"vars_to_warm_start: leaf {name} is .*; only numbers are loaded"):
+        warm_start(module, checkpoint, vars_to_warm_start=[name])
+
+
+def test_the_slots_of_a_packed_optimizer_state_are_read_by_their_names():
+    params = {f"w{n}": jnp.zeros(2) for n in range(10)}
+    state = adam(0.1).init(params)
+    assert any(map(is_packed, jax.tree.leaves(state, is_leaf=is_packed)))
+    slots = {name: value for name, value in values(unpack(state)).items() if name.endswith("m/w3")}
+    assert list(slots.values()) == [[0, 0]]
+    (name,) = slots
+    found = init_from_checkpoint(state, Memory(w3__Adam=floats(5, 6)), {"w3/Adam": name})
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    assert values(unpack(found)) == {**values(unpack(state)), name: [5, 6]}
+
+
+def test_a_train_state_is_read_from_a_checkpoint_of_parameters():
+    state = TrainState.create({"w": jnp.zeros(2)}, optax.adam(0.1), seed=4)
+    found = init_from_checkpoint(state, Memory(w=floats(1, 2), global_step=np.int64(9)), {"/": "params/"})
+    assert values(found.params) == {"w": [1, 2]}
+    assert found.step == 0
+    assert init_from_checkpoint(found, Memory(global_step=np.int64(9)), {"global_step": "step"}).step == 9
+
+
+def test_every_leaf_stays_of_its_type():
+    tree = {
+        "jax": jnp.zeros((), jnp.bfloat16),
+        "numpy": np.zeros((), np.float64),
+        "scalar": np.float16(0),
+        "float": 0.0,
+        "int": 0,
+        "bool": False,
+    }
+    checkpoint = Memory(
+        jax=np.float32(1.5),
+        numpy=np.float32(2.5),
+        scalar=np.float32(3.5),
+        float=np.array(4.5, "bfloat16"),
+        int=np.int32(5),
+        bool=np.True_,
+    )
+    found = init_from_checkpoint(tree, checkpoint, {"/": "/"})
+    assert values(found) == {"jax": 1.5, "numpy": 2.5, "scalar": 3.5, "float": 4.5, "int": 5, "bool": True}
+    for name, leaf in tree.items():
+        assert type(found[name]) is type(leaf)
+        assert getattr(found[name], "dtype", None) == getattr(leaf, "dtype", None)
+
+
+def test_a_value_does_not_share_memory_with_the_checkpoint():
+    # Aligned memory is what jax on a CPU would use as it is.
+    memory = np.zeros(2**16 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + 2**16].view(np.float32)
+    found = init_from_checkpoint(
+        {"a": jnp.ones(2**14), "b": np.ones(2**14, np.float32)}, Memory(a=array, b=array), {"/": "/"}
+    )
+    array[:] = 5
+    assert found["a"].max() == 0
+    assert found["b"].max() == 0
+
+
+def test_leaves_keep_their_sharding_and_what_jax_may_move_stays_so():
+    mesh = make_mesh()
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    second = jax.devices()[1]
+    params = {"spread": jax.device_put(jnp.zeros(8), rows), "there": jax.device_put(0.0, second), "free": jnp.zeros(())}
+    checkpoint = Memory(spread=np.arange(8, dtype=np.float32), there=np.float32(1), free=np.float32(2))
+    found = warm_start(params, checkpoint)
+    assert found["spread"].sharding == rows
+    assert found["there"].devices() == {second}
+    assert not found["free"].committed
+    assert values(found) == {"spread": list(range(8)), "there": 1, "free": 2}
+
+
+def test_shapes_alone_become_arrays_where_they_say():
+    rows = NamedSharding(make_mesh(), PartitionSpec("data"))
+    params = {
+        "spread": jax.ShapeDtypeStruct((4,), jnp.bfloat16, sharding=rows),
+        "whole": jax.ShapeDtypeStruct((1,), jnp.int32),
+        "left": jax.ShapeDtypeStruct((1,), jnp.int32),
+    }
+    found = init_from_checkpoint(params, Memory(s=floats(1, 2, 3, 4), w=np.array([5])), {"s": "spread", "w": "whole"})
+    assert found["spread"].sharding == rows
+    assert found["spread"].dtype == jnp.bfloat16
+    assert found["left"] is params["left"]
+    del found["left"]
+    assert values(found) == {"spread": [1, 2, 3, 4], "whole": [5]}
+
+
+# What does not fit.
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        ({"old/": "enc"}, "'old/' for 'enc', where only one is a scope; end both in a slash"),
+        ({"old": "enc/"}, "'old' for 'enc/', where only one is a scope"),
+        ({"/": "enc"}, "'/' for 'enc', where only one is a scope"),
+        ({"old/w": "enc/v"}, "the tree has no leaf enc/v, nearest are enc/w"),
+        ({"old/": "end/"}, "no leaf to load under end/, nearest are enc/"),
+        ([("old/b", "head"), ("enc/b", "head")], "'old/b' and 'enc/b' for 'head'; keep one"),
+        ({"old/w": np.zeros(2)}, r"\('old/w', array.*expected the names of leaves"),
+        ({"old/w": ["enc/w"]}, r"\('old/w', \['enc/w'\]\), expected the names of leaves"),
+        (["old/w"], "'old/w', expected the names of leaves"),
+    ],
+)
+def test_an_assignment_map_that_cannot_be_meant_is_an_error(params, checkpoint, assignments, message):
+    with pytest.raises(CheckpointError, match=f"assignment_map.*{message}"):
+        init_from_checkpoint(params, checkpoint, assignments)
+
+
+def test_every_leaf_that_is_missing_or_of_another_shape_or_kind_is_listed_and_nothing_is_read():
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(3), "c": jnp.zeros((), jnp.int32), "d": jnp.zeros(1), "e": jnp.zeros(1)}
+    checkpoint = Memory(s__a=floats(1), s__c=np.float32(0), s__d=floats(1), s__bee=floats(1))
+    with pytest.raises(CheckpointError) as raised:
+        init_from_checkpoint(params, checkpoint, {"s/": "/"})
+    listed, way_out = str(raised.value).split("\n")
+    assert listed.startswith("runs/old/7 does not fit: leaf b (there s/b) is missing, nearest are s/bee")
+    assert "; leaf e (there s/e) is missing" in listed
+    assert "; leaf a (there s/a) is float32[1], expected float32[2]" in listed
+    assert "; leaf c (there s/c) is float32[], expected int32[]" in listed
+    assert "leaf d" not in listed
+    assert "assignment_map" in way_out
+    assert checkpoint.reads == []
+
+
+def test_all_of_many_missing_leaves_are_listed():
+    params = {f"leaf{n}": jnp.zeros(1) for n in range(30)}
+    with pytest.raises(CheckpointError) as raised:
+        warm_start(params, Memory(other=floats(1)))
+    assert all(f"leaf {name} is missing" in str(raised.value) for name in params)
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [
+        (np.int32(1), jnp.float32),
+        (np.float32(1), jnp.int32),
+        (np.True_, jnp.int32),
+        (np.int32(1), jnp.bool_),
+        (np.complex64(1), jnp.float32),
+        (np.str_("a"), jnp.float32),
+    ],
+)
+def test_a_value_of_another_kind_is_not_cast(stored, wanted):
+    with pytest.raises(CheckpointError, match=r"leaf w is .*\[\], expected "):
+        init_from_checkpoint({"w": jnp.zeros((), wanted)}, Memory(w=stored), {"w": "w"})
+
+
+def test_a_dtype_that_numpy_does_not_know_is_of_another_kind(params, monkeypatch):
+    checkpoint = Memory(head=floats(1))
+    monkeypatch.setattr(Memory, "variables", {"head": Stored((1,), "resource")})
+    with pytest.raises(CheckpointError, match=r"leaf head is resource\[1\], expected float32\[1\]"):
+        init_from_checkpoint(params, checkpoint, {"head": "head"})
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [(np.int64(2**40), jnp.int32), (np.int32(-1), jnp.uint32), (np.float32(1e6), jnp.float16)],
+)
+def test_a_value_that_is_too_large_for_its_leaf_is_an_error(stored, wanted):
+    with pytest.raises(CheckpointError, match=r"leaf w is .* with values too large for"):
+        init_from_checkpoint({"w": jnp.zeros((), wanted)}, Memory(w=stored), {"w": "w"})
+
+
+def test_infinities_and_nans_are_values_like_others():
+    found = init_from_checkpoint({"w": jnp.zeros(3, jnp.float16)}, Memory(w=np.array([np.inf, np.nan, 1])), {"w": "w"})
+    np.testing.assert_array_equal(found["w"], [np.inf, np.nan, 1])
+
+
+# Warm starts by regular expression.
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (".*", {"enc/w": [4, 5], "enc/b": [6], "head": [7]}),
+        ("enc", {"enc/w": [4, 5], "enc/b": [6], "head": [0]}),
+        (".*w", {"enc/w": [4, 5], "enc/b": [0], "head": [0]}),
+        (["head", "enc/b$"], {"enc/w": [0, 0], "enc/b": [6], "head": [7]}),
+    ],
+)
+def test_the_leaves_whose_names_begin_with_a_match_are_warm_started(params, checkpoint, patterns, expected):
+    assert values(warm_start(params, checkpoint, vars_to_warm_start=patterns)) == expected
+
+
+def test_without_patterns_everything_is_warm_started(params, checkpoint):
+    assert values(warm_start(params, checkpoint)) == {"enc/w": [4, 5], "enc/b": [6], "head": [7]}
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_with_the_names_there_are(params, checkpoint):
+    with pytest.raises(CheckpointError, match=r"no leaf matches 'w', 'body'; there are enc/b, enc/w, head$"):
+        warm_start(params, checkpoint, vars_to_warm_start=["w", "head", "body"])
+    with pytest.raises(CheckpointError, match=r"no leaf matches \[\]"):
+        warm_start(params, checkpoint, vars_to_warm_start=[])
+    with pytest.raises(CheckpointError, match=r"vars_to_warm_start has '\(', which is no regular expression"):
+        warm_start(params, checkpoint, vars_to_warm_start="(")
+
+
+def test_a_leaf_that_the_checkpoint_lacks_is_an_error_with_the_ways_out(params):
+    with pytest.raises(CheckpointError) as raised:
+        warm_start(params, Memory(enc__w=floats(1, 2), enc__bias=floats(1), head=floats(1)))
+    message = str(raised.value)
+    assert message.startswith("runs/old/7 does not fit: leaf enc/b is missing, nearest are enc/w, enc/bias\n")
+    assert "vars_to_warm_start" in message
+    assert "var_name_to_prev_var_name" in message
+
+
+def test_leaves_are_read_from_their_previous_names(params, checkpoint):
+    found = warm_start(params, checkpoint, var_name_to_prev_var_name={"enc/b": "old/b", "head": "old/b"})
+    assert values(found) == {"enc/w": [4, 5], "enc/b": [3], "head": [3]}
+
+
+def test_a_key_that_is_no_leaf_renames_every_leaf_whose_whole_name_it_matches():
+    checkpoint = Memory(w__ExponentialMovingAverage=floats(1), w2=floats(2), exact=floats(3))
+    params = {"net": {"w": jnp.zeros(1), "w2": jnp.zeros(1), "v": jnp.zeros(1)}}
+    renames = {r"net/(\w)": r"\1/ExponentialMovingAverage", r"net/(?P<rest>.*)": r"\g<rest>", "net/v": "exact"}
+    assert values(warm_start(params, checkpoint, var_name_to_prev_var_name=renames)) == {
+        "net/v": [3],  # by its own name, before any expression
+        "net/w": [1],  # by the first expression that matches
+        "net/w2": [2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("renames", "message"),
+    [
+        ({"enc/v": "old/w"}, "enc/v were not used; enc/v is no leaf to load, nearest are enc/w"),
+        ({"enc/w": "old/w"}, "enc/w were not used; enc/w is not among vars_to_warm_start"),
+        ({"x": "y", "head": "old/b", "z": "y"}, "x, z were not used"),
+        ({"(": "y"}, r"has '\(', which is no regular expression"),
+        ({"(.*)": r"\2"}, r"has '\(\.\*\)': '.*2': invalid group reference"),
+        ({"(.*)": r"\g<other>"}, "unknown group name"),
+    ],
+)
+def test_renames_that_cannot_be_meant_are_errors(params, checkpoint, renames, message):
+    with pytest.raises(CheckpointError, match=f"var_name_to_prev_var_name.*{message}"):
+        warm_start(params, checkpoint, vars_to_warm_start="head", var_name_to_prev_var_name=renames)
+
+
+# Vocabularies.
+
+
+@pytest.fixture
+def words():
+    return VocabInfo(["c", "a", "new"], 3, num_oov_buckets=1, old_vocab=["a", "b", "c"])
+
+
+@pytest.fixture
+def tables():
+    return Memory(
+        embedding=floats([1, 1], [2, 2], [3, 3], [9, 9]),
+        out=floats([1, 2, 3], [10, 20, 30]),
+        bias=floats(5, 6),
+    )
+
+
+def model():
+    return {"embedding": jnp.ones((4, 2)), "out": jnp.ones((2, 4)), "bias": jnp.ones(2)}
+
+
+def test_rows_and_columns_follow_their_words_and_other_leaves_are_read_as_they_are(words, tables):
+    infos = {"embedding": words, "out": words._replace(axis=1)}
+    assert values(warm_start(model(), tables, var_name_to_vocab_info=infos)) == {
+        "embedding": [[3, 3], [1, 1], [0, 0], [0, 0]],
+        "out": [[3, 1, 0, 0], [30, 10, 0, 0]],
+        "bias": [5, 6],
+    }
+
+
+def test_none_warm_starts_only_what_has_a_vocabulary(words, tables):
+    found = warm_start(model(), tables, vars_to_warm_start=None, var_name_to_vocab_info={"embedding": words})
+    assert values(found) == {**values(model()), "embedding": [[3, 3], [1, 1], [0, 0], [0, 0]]}
+    assert tables.reads == ["embedding"]
+    with pytest.raises(CheckpointError, match="vars_to_warm_start is None, and there is no VocabInfo"):
+        warm_start(model(), tables, vars_to_warm_start=None)
+
+
+def test_a_table_is_read_from_its_previous_name_and_cast_and_placed_like_any_leaf(words, tables):
+    rows = NamedSharding(make_mesh(), PartitionSpec("data"))
+    params = {"table": jax.device_put(jnp.zeros((4, 2), jnp.bfloat16), rows)}
+    found = warm_start(
+        params,
+        tables,
+        var_name_to_vocab_info={"table": words},
+        var_name_to_prev_var_name={"table": "embedding"},
+    )
+    assert found["table"].sharding == rows
+    assert found["table"].dtype == jnp.bfloat16
+    assert values(found) == {"table": [[3, 3], [1, 1], [0, 0], [0, 0]]}
+
+
+def test_the_old_size_limits_the_words_that_are_taken_over(words, tables):
+    infos = {"embedding": words._replace(old_vocab_size=2)}
+    found = warm_start(model(), tables, vars_to_warm_start=None, var_name_to_vocab_info=infos)
+    assert values(found)["embedding"] == [[0, 0], [1, 1], [0, 0], [0, 0]]
+
+
+def test_new_rows_are_drawn_for_each_leaf_from_a_key_and_are_the_same_every_time(words, tables):
+    info = words._replace(backup_initializer=jax.nn.initializers.normal(1.0))
+    params = {"a": jnp.zeros((4, 2)), "b": jnp.zeros((4, 2))}
+
+    def start(**key):
+        found = warm_start(
+            params,
+            tables,
+            var_name_to_vocab_info={"a": info, "b": info},
+            var_name_to_prev_var_name={".": "embedding"},
+            **key,
+        )
+        return np.asarray(found["a"]), np.asarray(found["b"])
+
+    a, b = start()
+    np.testing.assert_array_equal(a[:2], [[3, 3], [1, 1]])
+    assert np.unique([a[2:], b[2:]]).size == 8  # no number twice
+    np.testing.assert_array_equal(start(), (a, b))
+    np.testing.assert_array_equal(start(key=jax.random.key(0)), (a, b))
+    other, _ = start(key=jax.random.key(1))
+    np.testing.assert_array_equal(other[:2], a[:2])
+    assert not np.any(other[2:] == a[2:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_oov_buckets": 2}, r"does not fit: leaf embedding is \[4, 2\], expected 5 along axis 0"),
+        ({"axis": 1}, r"leaf embedding is \[4, 2\], expected 4 along axis 1"),
+        ({"new_vocab_size": 4}, "leaf embedding: new_vocab has 3 words, expected 4"),
+        ({"old_vocab": ["a", "a"]}, "leaf embedding: old_vocab has 'a' in lines 1 and 2"),
+        ({"old_vocab": list("abcde")}, r"leaf embedding is \[4, 2\] in the checkpoint, expected at least 5"),
+        ({"old_vocab": "/nowhere/words"}, "leaf embedding: old_vocab /nowhere/words cannot be read"),
+    ],
+)
+def test_a_vocabulary_that_does_not_fit_is_an_error_that_names_the_leaf(words, tables, changes, message):
+    infos = {"embedding": words._replace(**changes)}
+    with pytest.raises(CheckpointError, match=message):
+        warm_start(model(), tables, vars_to_warm_start=None, var_name_to_vocab_info=infos)
+    assert tables.reads == []
+
+
+def test_a_table_of_another_kind_is_not_cast(words):
+    checkpoint = Memory(embedding=np.zeros((3, 2), np.int32))
+    with pytest.raises(CheckpointError, match=r"leaf embedding is int32\[3, 2\], expected float32\[4, 2\]"):
+        warm_start(model(), checkpoint, vars_to_warm_start=None, var_name_to_vocab_info={"embedding": words})
+
+
+@pytest.mark.parametrize(("patterns", "name"), [(".*", "embeding"), ("bias", "embedding"), (None, "embeding")])
+def test_a_vocabulary_of_a_leaf_that_is_not_warm_started_is_an_error(words, tables, patterns, name):
+    with pytest.raises(CheckpointError, match=f"var_name_to_vocab_info: {name} were not used"):
+        warm_start(model(), tables, vars_to_warm_start=patterns, var_name_to_vocab_info={name: words})

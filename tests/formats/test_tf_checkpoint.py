@@ -1,0 +1,762 @@
+"""TensorFlow's checkpoints: real ones, damaged ones, and hostile ones that a small writer of our own makes."""
+
+import base64
+import contextlib
+import math
+import os
+import re
+import shutil
+import struct
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from references import FOLDER, cases
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+from ftrain.formats.sstable import read_table
+from ftrain.formats.tf_checkpoint import (
+    TfCheckpoint,
+    TfCheckpointError,
+    TfVariable,
+    format_state,
+    is_tf_checkpoint,
+    latest_tf_checkpoint,
+    parse_state,
+)
+
+ROOT = FOLDER / "tf_checkpoint"
+CASES = cases("tf_checkpoint/variables")
+SAVES = [event for case in cases("saver") for event in case.get("events", ()) if "checkpoint_file" in event]
+each_case = pytest.mark.parametrize("case", CASES, ids=[case["directory"] for case in CASES])
+
+
+# Real checkpoints
+
+
+def folder_of(case):
+    return ROOT / case["directory"]
+
+
+def prefix_of(case):
+    return folder_of(case) / case["prefix"]
+
+
+def recorded(tensor):
+    """The value of a tensor in the reference."""
+    shape, dtype, value = tensor["shape"], tensor["dtype"], tensor["value"]
+    if dtype == "string":
+        flat = np.array(value, object).reshape(-1)
+        return np.array([*map(base64.b64decode, flat), None], object)[:-1].reshape(shape)
+    if dtype.startswith("complex"):
+        return np.array(value, float).reshape(*shape, 2).view(complex).astype(dtype).reshape(shape)
+    target = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    exact = dtype == "bool" or "int" in dtype  # 64 bits do not fit in a float
+    return np.array(value, target if exact else float).astype(target).reshape(shape)
+
+
+def assert_same(ours, wanted):
+    assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape)
+    if ours.dtype.kind in "Oiub":
+        assert ours.tolist() == wanted.tolist()
+        return
+    wide = complex if ours.dtype.kind == "c" else float
+    ours, wanted = (array.astype(wide).reshape(-1).view(float) for array in (ours, wanted))
+    np.testing.assert_array_equal(ours, wanted)
+    numbers = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(ours[numbers]), np.signbit(wanted[numbers]))
+
+
+def contents(prefix):
+    """All that a checkpoint holds, such that nan equals nan."""
+    checkpoint = TfCheckpoint(prefix)
+    values = [checkpoint.read(name) for name in checkpoint.variables]
+    exact = [value.tolist() if value.dtype == object else value.tobytes() for value in values]
+    return dict(checkpoint.variables), [value.shape for value in values], exact, checkpoint.objects()
+
+
+def attempt(action):
+    """What an action returns, or why it is refused; any other exception is a failure."""
+    try:
+        return action()
+    except TfCheckpointError as error:
+        return error
+
+
+@contextlib.contextmanager
+def little_memory(limit=1 << 20):
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.reference
+@each_case
+def test_the_variables_are_those_that_tensorflow_lists(case):
+    wanted = {tensor["name"]: TfVariable(tuple(tensor["shape"]), tensor["dtype"]) for tensor in case["tensors"]}
+    variables = TfCheckpoint(prefix_of(case)).variables
+    assert dict(variables) == wanted
+    assert list(variables) == sorted(wanted)
+
+
+@pytest.mark.reference
+@each_case
+@pytest.mark.parametrize("verify", [True, False])
+def test_every_value_is_the_one_that_tensorflow_saved(case, verify):
+    checkpoint = TfCheckpoint(str(prefix_of(case)))
+    for tensor in case["tensors"]:
+        assert_same(checkpoint.read(tensor["name"], verify=verify), recorded(tensor))
+
+
+@pytest.mark.reference
+@each_case
+def test_the_paths_of_objects_lead_to_all_variables_of_an_object_based_checkpoint(case):
+    checkpoint = TfCheckpoint(prefix_of(case))
+    objects = checkpoint.objects()
+    graph = "_CHECKPOINTABLE_OBJECT_GRAPH"
+    if graph not in checkpoint.variables:
+        assert objects == {}
+        return
+    assert {*objects.values()} == {*checkpoint.variables} - {graph}
+    # TensorFlow makes keys of paths: "." in a name becomes "..", "/" becomes ".S", and words of its own start with ".".
+    plain = {"..": ".", ".S": "/", ".OPTIMIZER_SLOT/": ""}
+    for path, key in objects.items():
+        words = key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").replace("/.ATTRIBUTES/", "/")
+        assert path == re.sub(r"\.\.|\.S|\.OPTIMIZER_SLOT/", lambda found: plain[found[0]], words)
+
+
+@pytest.mark.reference
+@each_case
+def test_the_state_file_is_read_and_written_as_tensorflow_does(case):
+    text = case["checkpoint_state_text"]
+    state = parse_state(text)
+    assert state.latest == case["prefix"]
+    assert format_state(case["prefix"], state.all) == text
+    assert latest_tf_checkpoint(folder_of(case)) == prefix_of(case)
+    assert is_tf_checkpoint(prefix_of(case))
+    assert not is_tf_checkpoint(folder_of(case))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("event", SAVES, ids=range(len(SAVES)))
+def test_the_state_file_after_each_save_is_the_text_that_tensorflow_wrote(event):
+    latest, *kept = (os.path.basename(path) for path in [event["latest_checkpoint"], *event["last_checkpoints"]])
+    assert format_state(latest, kept) == event["checkpoint_file"]
+    assert parse_state(event["checkpoint_file"]) == (latest, tuple(kept) if latest in kept else (*kept, latest))
+
+
+# Damage to real checkpoints
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """For each case a copy to damage, its prefix, the bytes of its index and its contents."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    for case in CASES:
+        shutil.copytree(folder_of(case), root / case["directory"])
+    prefixes = [root / case["directory"] / case["prefix"] for case in CASES]
+    return [(prefix, prefix.with_name(f"{prefix.name}.index").read_bytes(), contents(prefix)) for prefix in prefixes]
+
+
+@pytest.mark.reference
+@each_case
+def test_a_flipped_byte_in_a_data_file_is_reported_by_the_variable_it_is_in(case, tmp_path):
+    prefix = shutil.copytree(folder_of(case), tmp_path / "copy") / case["prefix"]
+    intact = contents(prefix)
+    for path in tmp_path.glob(f"copy/{case['prefix']}.data-*"):
+        data = path.read_bytes()
+        found = 0
+        for place in range(0, len(data), max(1, len(data) // 100)):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+            outcome = attempt(lambda: contents(prefix))
+            assert outcome == intact or "damaged" in str(outcome)
+            found += outcome != intact  # as it must be, but where no variable lies
+        path.write_bytes(data)
+        assert found or not data
+
+
+@pytest.mark.reference
+@given(st.data())
+def test_a_damaged_index_is_reported_or_read_as_before(copies, data):
+    prefix, index, intact = data.draw(st.sampled_from(copies), label="checkpoint")
+    damaged = bytearray(index)
+    for _ in range(data.draw(st.integers(0, 3))):
+        damaged[data.draw(st.integers(0, len(index) - 1))] ^= data.draw(st.integers(1, 255))
+    damaged = damaged[: data.draw(st.integers(0, 2 * len(index)))]
+    prefix.with_name(f"{prefix.name}.index").write_bytes(damaged)
+    outcome = attempt(lambda: contents(prefix))
+    assert outcome == intact or str(prefix) in str(outcome)
+
+
+@pytest.mark.reference
+@given(st.data())
+def test_damage_under_right_checksums_raises_nothing_else(copies, data):
+    prefix, index, _ = data.draw(st.sampled_from(copies), label="checkpoint")
+    entries = [list(entry) for entry in read_table(index)]
+    for _ in range(data.draw(st.integers(1, 3))):
+        entry, side = data.draw(st.sampled_from(entries)), data.draw(st.sampled_from([0, 1, 1, 1]))
+        at, end = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(entry[side]))])))
+        entry[side] = entry[side][:at] + data.draw(st.binary(max_size=12)) + entry[side][end:]
+    prefix.with_name(f"{prefix.name}.index").write_bytes(table(sorted(entries)))
+    checkpoint = attempt(lambda: TfCheckpoint(prefix))
+    if isinstance(checkpoint, TfCheckpoint):
+        values = [attempt(lambda name=name: checkpoint.read(name)) for name in checkpoint.variables]
+        assert all(isinstance(value, np.ndarray) or str(prefix) in str(value) for value in values)
+        attempt(checkpoint.objects)
+
+
+# A writer of checkpoints, as plain as the format allows
+
+
+def varint(number):
+    low, number = [], number & (1 << 64) - 1
+    while number > 0x7F:
+        low.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*low, number])
+
+
+def message(*fields):
+    """A message of fields (number, value), where bytes are strings and messages."""
+    whole = b""
+    for number, value in fields:
+        if isinstance(value, bytes):
+            whole += varint(number << 3 | 2) + varint(len(value)) + value
+        else:
+            whole += varint(number << 3) + varint(value)
+    return whole
+
+
+def block(entries, interval=16):
+    body, restarts, last = b"", [], b""
+    for number, (key, value) in enumerate(entries):
+        shared = 0
+        if number % interval == 0:
+            restarts.append(len(body))
+        else:
+            shared = next((n for n, pair in enumerate(zip(last, key, strict=False)) if pair[0] != pair[1]), len(last))
+        body += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        last = key
+    restarts = restarts or [0]
+    return body + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
+
+
+def sealed(block, compression=0):
+    return block + bytes([compression]) + struct.pack("<I", masked_crc32c(block + bytes([compression])))
+
+
+def table(entries, *, per_block=1000, interval=16, blocks=None, compression=0):
+    """A sorted table; `blocks` in place of entries are bytes to take as they are."""
+    blocks = blocks or [block(entries[i : i + per_block], interval) for i in range(0, len(entries), per_block)]
+    file, handles = b"", []
+    for body in blocks:
+        handles.append((b"%09d" % len(file), varint(len(file)) + varint(len(body))))
+        file += sealed(body, compression)
+    return finish(file, block(handles))
+
+
+def finish(file, index):
+    meta = varint(len(file)) + varint(len(block([])))
+    file += sealed(block([]))
+    footer = meta + varint(len(file)) + varint(len(index))
+    return file + sealed(index) + footer.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+
+
+HEADER = message((1, 1), (3, message((1, 1))))
+FLOAT, STRING = 1, 7
+
+
+def entry(dtype=FLOAT, shape=(), *, shard=0, offset=0, size=0, data=None, slices=(), crc=None):
+    """A BundleEntryProto; `data` gives checksum and size."""
+    dims = message(*((2, message((1, size))) for size in shape))
+    size = size if data is None else len(data)
+    crc = masked_crc32c(data or b"") if crc is None else crc
+    fields = message((1, dtype), (2, dims), (3, shard), (4, offset), (5, size))
+    parts = message(*((7, message(*((1, message(*enumerate(extent, 1))) for extent in part))) for part in slices))
+    return fields + b"\x35" + struct.pack("<I", crc) + parts
+
+
+def write(folder, entries, *data, header=HEADER, **how):
+    """A checkpoint of these entries and of these data files; its prefix."""
+    folder.mkdir(exist_ok=True)
+    (folder / "model.index").write_bytes(table([(b"", header), *sorted(entries.items())], **how))
+    for shard, content in enumerate(data):
+        (folder / f"model.data-{shard:05d}-of-{len(data):05d}").write_bytes(content)
+    return folder / "model"
+
+
+def pack_strings(strings):
+    """The bytes of a tensor of strings and its checksum."""
+    lengths = struct.pack(f"<{len(strings)}I", *map(len, strings))
+    check = struct.pack("<I", masked_crc32c(lengths))
+    rest = check + b"".join(strings)
+    return b"".join(varint(len(string)) for string in strings) + rest, masked_crc32c(lengths + rest)
+
+
+FLOATS = struct.pack("<4f", 1, 2, 3, 4)
+names = st.text(min_size=1).filter(lambda name: not name.startswith("\0"))
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+
+
+@given(
+    st.dictionaries(names, st.tuples(shapes, st.sampled_from([(1, "float32"), (9, "int64"), (14, "bfloat16")]))),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(1, 3),
+)
+def test_what_is_written_is_read_in_any_blocks_and_shards(tmp_path_factory, tensors, rows, interval, shards):
+    entries, files, wanted = {}, [b""] * shards, {}
+    for number, (name, (shape, (dtype, kind))) in enumerate(tensors.items()):
+        shard, value = number % shards, np.arange(math.prod(shape)).astype(getattr(ml_dtypes, kind, kind))
+        data = value.tobytes()
+        entries[name.encode()] = entry(dtype, shape, shard=shard, offset=len(files[shard]), data=data)
+        files[shard] += data
+        wanted[name] = value.reshape(shape)
+    header = message((1, shards))
+    folder = tmp_path_factory.mktemp("written")
+    checkpoint = TfCheckpoint(write(folder, entries, *files, header=header, per_block=rows, interval=interval))
+    assert [*checkpoint.variables] == sorted(wanted)
+    for name, value in wanted.items():
+        assert_same(checkpoint.read(name), value)
+
+
+@given(st.lists(st.binary() | st.just(b"x" * 200)))
+def test_strings_of_any_bytes_and_lengths_are_read(tmp_path_factory, strings):
+    data, crc = pack_strings(strings)
+    prefix = write(tmp_path_factory.mktemp("s"), {b"s": entry(STRING, (len(strings),), data=data, crc=crc)}, data)
+    read = TfCheckpoint(prefix).read("s")
+    assert read.shape == (len(strings),)
+    assert read.tolist() == strings
+
+
+def test_every_byte_of_the_data_is_covered_and_without_verification_none_is(tmp_path):
+    packed, crc = pack_strings([b"one", b"", b"three"])
+    entries = {b"s": entry(STRING, (3,), offset=16, data=packed, crc=crc), b"w": entry(FLOAT, (4,), data=FLOATS)}
+    data = FLOATS + packed
+    for place in range(len(data)):
+        flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        checkpoint = TfCheckpoint(write(tmp_path, entries, flipped))
+        hurt, whole = ("w", "s") if place < len(FLOATS) else ("s", "w")
+        with pytest.raises(TfCheckpointError, match=f"model.index: variable '{hurt}': it is damaged"):
+            checkpoint.read(hurt)
+        checkpoint.read(whole)
+    assert checkpoint.read("s", verify=False).tolist() == [b"one", b"", b"thred"]
+
+
+def test_opening_needs_no_data_and_reading_only_what_a_variable_has(tmp_path):
+    entries = {b"a": entry(FLOAT, (2,), data=FLOATS[:8]), b"b": entry(FLOAT, (2,), offset=8, data=FLOATS[8:])}
+    checkpoint = TfCheckpoint(write(tmp_path, entries))
+    assert checkpoint.variables == {"a": ((2,), "float32"), "b": ((2,), "float32")}
+    path = tmp_path / "model.data-00000-of-00001"
+    with pytest.raises(TfCheckpointError, match=f"data file is missing: {path}"):
+        checkpoint.read("a")
+    path.write_bytes(FLOATS[:12])
+    assert checkpoint.read("a").tolist() == [1, 2]
+    with pytest.raises(TfCheckpointError, match=f"takes bytes 8 to 16 of {path}, which has 12"):
+        checkpoint.read("b")
+    path.unlink()
+    os.mkfifo(path)  # to open it would wait for ever
+    with pytest.raises(TfCheckpointError, match="missing"):
+        checkpoint.read("a")
+
+
+def test_an_unknown_name_is_an_error_that_names_the_nearest(tmp_path):
+    checkpoint = TfCheckpoint(write(tmp_path, {b"layer/kernel": entry(), b"\0hidden": entry()}, b""))
+    for wrong, wanted in [
+        ("layer/kernal", "no variable 'layer/kernal'; did you mean layer/kernel[?]$"),
+        ("", "no variable '' among its 1$"),
+        ("\0hidden", "no variable"),
+    ]:
+        with pytest.raises(KeyError, match=wanted) as caught:
+            checkpoint.read(wrong)
+        assert isinstance(caught.value, TfCheckpointError)
+
+
+def test_a_dtype_that_cannot_be_read_is_listed_and_does_not_hinder_others(tmp_path):
+    entries = {b"q": entry(11, (1,), data=b"x"), b"u": entry(99, data=b""), b"w": entry(FLOAT, (4,), data=FLOATS)}
+    checkpoint = TfCheckpoint(write(tmp_path, entries, FLOATS))
+    assert [variable.dtype for variable in checkpoint.variables.values()] == ["qint8", "dtype 99", "float32"]
+    assert checkpoint.read("w").tolist() == [1, 2, 3, 4]
+    for name, dtype in [("q", "qint8"), ("u", "dtype 99")]:
+        with pytest.raises(TfCheckpointError, match=f"'{name}': its dtype is {dtype}, which is unsupported"):
+            checkpoint.read(name)
+
+
+def test_a_bool_is_true_for_any_byte_but_zero(tmp_path):
+    data = b"\0\1\2"
+    read = TfCheckpoint(write(tmp_path, {b"b": entry(10, (3,), data=data)}, data)).read("b")
+    assert read.view(np.uint8).tolist() == [0, 1, 1]
+
+
+# Partitioned variables: a slice is [(start, length), ...], an extent without numbers is a whole dimension
+
+
+def sliced(shape, slices):
+    """Entries of a variable w of 0, 1, 2, ... and its data; `slices` maps the end of each key to extents."""
+    whole, entries, data = np.arange(math.prod(shape), dtype=np.float32).reshape(shape), {}, b""
+    for tail, extents in slices.items():
+        box = tuple(slice(e[0], e[0] + e[1]) if e else slice(None) for e in extents)
+        part = whole[box]
+        entries[b"\0w\0\1\1" + bytes([len(shape)]) + tail] = entry(
+            FLOAT, part.shape, offset=len(data), data=part.tobytes()
+        )
+        data += part.tobytes()
+    return whole, entries | {b"w": entry(FLOAT, shape, slices=slices.values())}, data
+
+
+@pytest.mark.parametrize(
+    ("shape", "slices"),
+    [
+        # The keys are written out: 0x80 + n up to 63, then 0xc000 + n and 0xe00000 + n; -1 is 0x7f.
+        ((63,), {b"\x80\xbf": [(0, 63)]}),
+        ((200,), {b"\x80\xc0\x40": [(0, 64)], b"\xc0\x40\xc0\x88": [(64, 136)]}),
+        ((20000,), {b"\x80\xdf\xff": [(0, 8191)], b"\xdf\xff\xe0\x2e\x21": [(8191, 11809)]}),
+        ((4, 3), {b"\x80\x83\x80\x7f": [(0, 3), ()], b"\x83\x81\x80\x7f": [(3, 1), ()]}),
+        (
+            (3, 3),  # a pinwheel, which no cuts along whole rows or columns would make
+            {
+                b"\x80\x81\x80\x82": [(0, 1), (0, 2)],
+                b"\x80\x82\x82\x81": [(0, 2), (2, 1)],
+                b"\x82\x81\x81\x82": [(2, 1), (1, 2)],
+                b"\x81\x82\x80\x81": [(1, 2), (0, 1)],
+                b"\x81\x81\x81\x81": [(1, 1), (1, 1)],
+            },
+        ),
+    ],
+    ids=["one", "two bytes", "three bytes", "whole dimension", "pinwheel"],
+)
+def test_slices_are_found_by_their_keys_and_put_in_place(tmp_path, shape, slices):
+    whole, entries, data = sliced(shape, slices)
+    checkpoint = TfCheckpoint(write(tmp_path, entries, data))
+    assert checkpoint.variables == {"w": (shape, "float32")}
+    assert_same(checkpoint.read("w"), whole)
+
+
+HALVES = {b"\x80\x82": [(0, 2)], b"\x82\x82": [(2, 2)]}
+
+
+def halves(**changed):
+    _, entries, data = sliced((4,), HALVES)
+    return entries | {b"\0w\0\1\1\1" + bytes.fromhex(key): value for key, value in changed.items()}, data
+
+
+def whole(shape, *slices):
+    entries, data = halves()
+    return entries | {b"w": entry(FLOAT, shape, slices=slices)}, data
+
+
+SHARED = {b"\x80\x82": [(0, 2)], b"\x82\x82": [(2, 2)], b"\x84\x82": [(4, 2)]}
+OVERLAP = sliced((4,), {b"\x80\x82": [(0, 2)], b"\x81\x82": [(1, 2)]})[1:]
+FULL = entry(FLOAT, (4,), data=FLOATS)
+BAD_SLICES = {
+    "a slice is missing": (*whole((4,), [(0, 2)], [(1, 2)]), "slice with key .* is missing"),
+    "they do not cover": (*whole((4,), [(0, 2)]), "its slices have 2 elements together, wanted 4"),
+    "they cover too much": (*whole((4,), [(0, 2)], [(2, 2)], [(2, 2)]), "more bytes together|6 elements together"),
+    "one is there twice": (*whole((4,), [(0, 2)], [(0, 2)]), "overlaps another"),
+    "they overlap": (*OVERLAP, "overlaps another"),
+    "one has another rank": (*whole((4,), [(0, 2), (0, 1)]), "slice of rank 2, wanted 1"),
+    "one goes beyond": (*whole((3,), [(0, 2)], [(2, 2)]), "slice from 2 to 4 in a dimension of 3"),
+    "one starts before": (*whole((4,), [(-1, 2)]), "slice from -1 to 1"),
+    "one is negative": (*whole((4,), [(2, -1)]), "slice from 2 to 1"),
+    "one is gigantic": (*whole((4,), [(2**62, 2**62)]), "in a dimension of 4"),
+    "one has another shape": (*halves(**{"8082": FULL}), r"shape \(4,\), wanted \(2,\)"),
+    "one has another dtype": (*halves(**{"8082": entry(9, (1,), data=FLOATS[:8])}), "dtype int64, not float32"),
+    "one is sliced again": (*halves(**{"8082": entry(FLOAT, (2,), slices=[[(0, 2)]])}), "sliced again"),
+    "a gigantic whole": (*whole((2**40,), [(0, 2)], [(2, 2**40 - 2)]), "is missing"),
+    "they share bytes": (
+        {key: entry(FLOAT, (2,), data=FLOATS[:8]) for key in sliced((6,), SHARED)[1] if key != b"w"}
+        | {b"w": entry(FLOAT, (6,), slices=SHARED.values())},
+        FLOATS,
+        "its slices have more bytes together",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entries", "data", "reason"), BAD_SLICES.values(), ids=BAD_SLICES)
+def test_slices_that_do_not_make_a_tensor_are_refused(tmp_path, entries, data, reason):
+    checkpoint = TfCheckpoint(write(tmp_path, entries, data))
+    with pytest.raises(TfCheckpointError, match=rf"model.index: variable 'w': .*({reason})"):
+        checkpoint.read("w")
+
+
+# Hostile indexes
+
+
+BAD_ENTRIES = {
+    "more bytes than the shape": (entry(FLOAT, (3,), data=FLOATS), "has 16 bytes, wanted 3 elements of 4"),
+    "fewer bytes than the shape": (entry(FLOAT, (5,), data=FLOATS), "has 16 bytes, wanted 5 elements of 4"),
+    "no bytes for a gigantic shape": (entry(FLOAT, (2**58,)), "has 0 bytes"),
+    "a gigantic size": (entry(FLOAT, (2**57,), size=2**59), "takes bytes 0 to .*, which has 28"),
+    "a negative size": (entry(STRING, (), size=-1), "has -1 bytes"),
+    "more strings than bytes": (entry(STRING, (2**50,), size=16), "too few for"),
+    "a negative offset": (entry(FLOAT, (4,), data=FLOATS, offset=-4), "takes bytes -4 to 12"),
+    "a gigantic offset": (entry(FLOAT, (4,), data=FLOATS, offset=2**63 - 1), "takes bytes"),
+    "a data file that is not": (entry(FLOAT, (4,), data=FLOATS, shard=1), "data file 1, and there are 1"),
+    "a negative data file": (entry(FLOAT, (4,), data=FLOATS, shard=-1), "data file -1"),
+    "strings that are too long": (entry(STRING, (2,), size=16), "its strings take"),
+    "a length without end": (entry(STRING, (1,), offset=16, size=12), "bits"),
+    "lengths that are cut": (entry(STRING, (4,), offset=16, size=4), "cut short"),
+}
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_ENTRIES.values(), ids=BAD_ENTRIES)
+def test_an_entry_that_does_not_fit_its_data_is_refused_before_memory_is_spent(tmp_path, bad, reason):
+    entries = {b"bad": bad, b"good": entry(FLOAT, (4,), data=FLOATS)}
+    checkpoint = TfCheckpoint(write(tmp_path, entries, FLOATS + b"\xff" * 12))
+    with little_memory(), pytest.raises(TfCheckpointError, match=f"model.index: variable 'bad': .*{reason}"):
+        checkpoint.read("bad")
+    assert checkpoint.read("good").tolist() == [1, 2, 3, 4]
+
+
+def with_footer(index_handle):
+    return bytes(48) + (bytes(2) + index_handle).ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+
+
+def with_entry(value, key=b"w"):
+    return table([(b"", HEADER), (key, value)])
+
+
+def with_header(*fields):
+    return table([(b"", message(*fields))])
+
+
+def repeated_block():
+    """Thousands of handles of one block."""
+    body = block([])
+    return finish(sealed(body), block([(b"%05d" % n, varint(0) + varint(len(body))) for n in range(5000)]))
+
+
+def unfolding_keys():
+    """Keys of 10 kB that share all but their end: 20 MB in a file of 30 kB."""
+    keys = [b"k" * 10000 + b"%04d" % number for number in range(2000)]
+    return table([(b"", HEADER), *((key, b"") for key in keys)], interval=10**9, per_block=10**9)
+
+
+ONE = [(b"", HEADER), (b"w", FULL)]
+BAD_INDEXES = {
+    "empty": (b"", "has 0 bytes"),
+    "short": (table(ONE)[-47:], "has 47 bytes, a table has at least 48"),
+    "another file": (bytes(100), "ends in 0000000000000000"),
+    "index beyond the file": (with_footer(varint(1000) + varint(10)), "does not end before the footer"),
+    "index of gigantic size": (with_footer(varint(0) + varint(2**64 - 1)), "does not end before the footer"),
+    "index at a gigantic place": (with_footer(varint(2**64 - 1) + varint(0)), "does not end before the footer"),
+    "footer of no numbers": (with_footer(b"\xff" * 38), "more than 64 bits|cut short"),
+    "block beyond the file": (finish(b"", block([(b"a", varint(999) + varint(1))])), "does not end before the footer"),
+    "handle cut short": (finish(b"", block([(b"a", b"\x80")])), "cut short"),
+    "one block many times": (repeated_block(), "starts before byte"),
+    "snappy": (table(ONE, compression=1), "compressed with snappy, .*; load and save it with TensorFlow"),
+    "unknown compression": (table(ONE, compression=7), "compression 7, wanted 0"),
+    "gigantic restart count": (table([], blocks=[struct.pack("<I", 2**32 - 1)]), "no room for its 4294967295"),
+    "no restart count": (table([], blocks=[b"\1"]), "no room"),
+    "value beyond the block": (table([], blocks=[b"\0\1\x7fab" + bytes(4)]), "which are not there"),
+    "key beyond the block": (table([], blocks=[b"\0" + varint(2**32 - 1) + b"\0" + bytes(4)]), "which are not there"),
+    "prefix of nothing": (table([], blocks=[b"\5\1\0a" + bytes(4)]), "shares 5 bytes"),
+    "number of 33 bits": (table([], blocks=[varint(2**32) + b"\0\0" + bytes(4)]), "more than 32 bits"),
+    "keys not sorted": (table([(b"", HEADER), (b"b", FULL), (b"a", FULL)]), "wanted sorted keys"),
+    "a key twice": (table([(b"", HEADER), (b"a", FULL), (b"a", FULL)], per_block=2), "wanted sorted keys"),
+    "keys that unfold": (unfolding_keys(), "has keys of more than"),
+    "nothing": (table([]), "no header"),
+    "no header": (table(ONE[1:]), "no header"),
+    "a header of garbage": (table([(b"", b"\xff\xff")]), "no BundleHeaderProto"),
+    "big-endian": (with_header((1, 1), (2, 1)), "big-endian"),
+    "a newer format": (with_header((1, 1), (3, message((1, 2), (2, 2)))), "format version 2, known are those up to 1"),
+    "no data files": (with_header((1, 0)), "has 0 data files"),
+    "negative data files": (with_header((1, -3)), "has -3 data files"),
+    "an entry of garbage": (with_entry(b"\xff\xff"), "key b'w': its 2 bytes are no BundleEntryProto"),
+    "a negative dimension": (with_entry(entry(FLOAT, (2, -1))), r"key b'w': its shape is \(2, -1\)"),
+    "too many dimensions": (with_entry(entry(FLOAT, (1,) * 65)), "wanted up to 64 sizes"),
+    "an unknown rank": (with_entry(message((1, 1), (2, message((3, 1))))), "its shape is unknown"),
+    "a gigantic dimension": (with_entry(entry(FLOAT, (2**60,))), "too large for any memory"),
+    "dimensions that overflow": (with_entry(entry(FLOAT, (2**32, 2**32))), "too large for any memory"),
+    "gigantic and empty": (with_entry(entry(FLOAT, (2**60, 0, 2**60))), "too large for any memory"),
+    "a name that is not UTF-8": (with_entry(FULL, b"w\xff"), "is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize(("index", "reason"), BAD_INDEXES.values(), ids=BAD_INDEXES)
+def test_a_hostile_index_is_refused_with_its_reason_before_memory_is_spent(tmp_path, index, reason):
+    (tmp_path / "model.index").write_bytes(index)
+    with little_memory(4 << 20), pytest.raises(TfCheckpointError, match=rf"model.index: .*({reason})"):
+        TfCheckpoint(tmp_path / "model")
+
+
+def test_what_is_not_a_file_is_no_checkpoint(tmp_path):
+    (tmp_path / "folder.index").mkdir()
+    os.mkfifo(tmp_path / "pipe.index")
+    for name in ["folder", "pipe", "nothing", "nul\0", "x" * 5000]:
+        assert not is_tf_checkpoint(tmp_path / name)
+        with pytest.raises(TfCheckpointError, match=r"no such file; the prefix of a checkpoint"):
+            TfCheckpoint(tmp_path / name)
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=3))
+def test_blocks_of_any_bytes_under_right_checksums_raise_nothing_else(tmp_path_factory, blocks):
+    prefix = tmp_path_factory.mktemp("blocks") / "model"
+    prefix.with_name("model.index").write_bytes(table([], blocks=blocks))
+    with pytest.raises(TfCheckpointError):
+        TfCheckpoint(prefix)
+
+
+# Objects
+
+
+def node(children=(), attributes=(), slots=()):
+    """A TrackableObject: children (id, name), attributes (name, key), slots (variable, name, id)."""
+    return message(
+        *((1, message((1, number), (2, name.encode()))) for number, name in children),
+        *((2, message((1, name.encode()), (3, key.encode()))) for name, key in attributes),
+        *((3, message((1, variable), (2, name.encode()), (3, number))) for variable, name, number in slots),
+    )
+
+
+def value(key):
+    return [("VARIABLE_VALUE", key)]
+
+
+def objects(folder, graph):
+    data, crc = pack_strings([graph])
+    entries = {b"_CHECKPOINTABLE_OBJECT_GRAPH": entry(STRING, (), data=data, crc=crc)}
+    return TfCheckpoint(write(folder, entries, data)).objects()
+
+
+def graph_of(*nodes):
+    return message(*((1, each) for each in nodes))
+
+
+def test_objects_are_named_by_their_shortest_path_also_in_a_cycle(tmp_path):
+    graph = graph_of(
+        node([(1, "far"), (2, "near/by")]),
+        node([(2, "long"), (0, "back"), (1, "self")], value("one")),
+        node([(1, "round")], [*value("two"), ("CONFIG", "two.config")], [(1, "m", 3), (4, "lost", 5)]),
+        node([], value("slot")),
+        node([], value("out of reach")),
+        node([], value("slot of what is out of reach")),
+    )
+    wanted = {"far": "one", "near/by": "two", "near/by/CONFIG": "two.config", "far/near/by/m": "slot"}
+    assert objects(tmp_path, graph) == wanted
+
+
+def chain(length):
+    return graph_of(*(node([(number + 1, "n" * 10)]) for number in range(length)), node())
+
+
+BAD_GRAPHS = {
+    "a child that is not there": (graph_of(node([(7, "x")])), "refers to object 7, and there are 1"),
+    "a negative child": (graph_of(node([(-1, "x")])), "refers to object -1"),
+    "a slot that is not there": (graph_of(node(slots=[(0, "m", 9)])), "refers to object 9"),
+    "a slot of what is not there": (graph_of(node(slots=[(9, "m", 0)])), "refers to object 9"),
+    "two of a path": (graph_of(node([(1, "x"), (2, "x")]), *(node([], value(key)) for key in "ab")), "'a' and 'b'"),
+    "garbage": (b"\xff\xff", "no TrackableObjectGraph"),
+    "a name that is not UTF-8": (graph_of(message((1, message((1, 0), (2, b"\xff"))))), "no TrackableObjectGraph"),
+    "paths that unfold": (chain(20000), "the paths of its objects have more than"),
+}
+
+
+@pytest.mark.parametrize(("graph", "reason"), BAD_GRAPHS.values(), ids=BAD_GRAPHS)
+def test_a_hostile_object_graph_is_refused_with_its_reason(tmp_path, graph, reason):
+    with pytest.raises(TfCheckpointError, match=f"model.index: _CHECKPOINTABLE_OBJECT_GRAPH: .*{reason}"):
+        objects(tmp_path, graph)
+
+
+def test_an_object_graph_may_be_empty_or_deep_but_must_be_a_string(tmp_path):
+    assert objects(tmp_path, b"") == {}
+    assert objects(tmp_path, chain(1000)) == {}
+    prefix = write(tmp_path, {b"_CHECKPOINTABLE_OBJECT_GRAPH": FULL}, FLOATS)
+    with pytest.raises(TfCheckpointError, match="wanted a single string"):
+        TfCheckpoint(prefix).objects()
+
+
+small = st.integers(-1, 4)
+references = st.lists(st.tuples(small, st.text(max_size=2)), max_size=3)
+attributes = st.lists(st.tuples(st.sampled_from(["VARIABLE_VALUE", "x", ""]), st.text(max_size=2)), max_size=2)
+nodes = st.builds(node, references, attributes, st.lists(st.tuples(small, st.text(max_size=2), small), max_size=2))
+
+
+@given(st.lists(nodes, max_size=5).map(lambda made: graph_of(*made)) | st.binary(max_size=50))
+def test_any_object_graph_has_paths_or_is_refused(tmp_path_factory, graph):
+    found = attempt(lambda: objects(tmp_path_factory.mktemp("graph"), graph))
+    if isinstance(found, dict):
+        assert all(isinstance(text, str) for pair in found.items() for text in pair)
+
+
+# The file named `checkpoint`
+
+
+def test_a_state_file_may_have_timestamps_escapes_and_comments():
+    state = parse_state(
+        """
+        # as tf.train.CheckpointManager writes it
+        model_checkpoint_path: "a\\"\\\\\\303\\244\\n"
+        all_model_checkpoint_paths: 'ckpt-1'
+        all_model_checkpoint_paths: "a\\"\\\\ä\\n"
+        all_model_checkpoint_timestamps: 1573000000.25
+        all_model_checkpoint_timestamps: 1.5730001e9
+        last_preserved_timestamp: 1572999999.5
+        """
+    )
+    assert state == ('a"\\ä\n', ("ckpt-1", 'a"\\ä\n'))
+    assert parse_state("") == (None, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "garbage",
+        "model_checkpoint_path: 3",
+        'model_checkpoint_path: "a',
+        'model_checkpoint_path: "a" model_checkpoint_path: "b"',
+        'model_checkpoint_path: "\\377"',
+        'model_checkpoint_path: "\\777"',
+        'model_checkpoint_path: "\\m"',
+        'model_checkpoint_path: "\\x"',
+        'model: "a"',
+        "last_preserved_timestamp: now",
+        "all_model_checkpoint_paths { }",
+        "\0",
+    ],
+)
+def test_a_state_file_of_garbage_is_refused(text):
+    with pytest.raises(TfCheckpointError, match="not the text of a checkpoint state"):
+        parse_state(text)
+
+
+@given(st.text(min_size=1), st.lists(st.text()))
+def test_a_state_that_is_written_is_read_whatever_the_paths(latest, kept):
+    assert parse_state(format_state(latest, [*kept, latest])) == (latest, (*kept, latest))
+
+
+@given(st.data())
+def test_any_text_is_a_state_or_is_refused(data):
+    text = 'model_checkpoint_path: "m-7"\nall_model_checkpoint_paths: ["m-1", "m-7"]\nlast_preserved_timestamp: 1.5\n'
+    at, end = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(text))])))
+    characters = st.text(st.characters() | st.sampled_from("\"'\\\\\\{}[]<>:;,#_\n m0x\ud800"), max_size=10)
+    changed = text[:at] + data.draw(characters) + text[end:]
+    state = attempt(lambda: parse_state(changed))
+    if not isinstance(state, TfCheckpointError):
+        assert all(isinstance(path, str) for path in state.all)
+
+
+def test_the_latest_checkpoint_is_the_named_one_if_its_index_is_there(tmp_path):
+    assert latest_tf_checkpoint(tmp_path / "nowhere") is None
+    assert latest_tf_checkpoint(tmp_path) is None
+    prefix = write(tmp_path / "out", {}, b"")
+    state = tmp_path / "checkpoint"
+    for text, wanted in [
+        (format_state("out/model", []), tmp_path / "out/model"),
+        (format_state(str(prefix), []), prefix),
+        (format_state("out/gone", ["out/model"]), None),
+        (format_state("out/nul\0", []), None),
+        ("", None),
+    ]:
+        state.write_text(text)
+        assert latest_tf_checkpoint(str(tmp_path)) == wanted
+    for garbage in [b"garbage", b'model_checkpoint_path: "\xff"']:
+        state.write_bytes(garbage)
+        with pytest.raises(TfCheckpointError, match=f"^{state}: "):
+            latest_tf_checkpoint(tmp_path)
