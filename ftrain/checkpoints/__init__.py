@@ -9,6 +9,7 @@ from ftrain.checkpoints.lock import InUseError, hold, is_held
 from ftrain.checkpoints.manager import CheckpointManager
 from ftrain.checkpoints.reader import CheckpointReader, list_variables, load_variable, open_reader
 from ftrain.checkpoints.retention import Record
+from ftrain.checkpoints.snapshot import digest_leaves
 from ftrain.checkpoints.verifying import verify
 from ftrain.checkpoints.vocabulary import VocabInfo
 from ftrain.checkpoints.warm_start import init_from_checkpoint, warm_start
@@ -27,6 +28,7 @@ __all__ = [
     "checkpoint_exists",
     "checkpoint_state",
     "checkpoints_iterator",
+    "digest_leaves",
     "export",
     "hold",
     "init_from_checkpoint",

@@ -21,7 +21,7 @@ COMMITTED = "commit_success.txt"  # Orbax writes it last
 _METADATA = "_METADATA"
 _EMPTY = ("None", "Dict", "List", "Tuple", "NamedTuple")  # values that Orbax only notes
 _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-_UNCACHED = ts.Context({"cache_pool": {"total_bytes_limit": 0}})  # everything is read once
+_UNCACHED = {"cache_pool": {"total_bytes_limit": 0}}  # everything is read once
 
 Specs = dict[str, dict[str, Any]]
 
@@ -74,7 +74,8 @@ def leaf_specs(directory: Path) -> Specs:
 
 def open_leaves(directory: Path, specs: Specs, names: Iterable[str]) -> dict[str, Stored]:
     """Leaves that are ready to be read; of their values nothing is read yet."""
-    opening = {name: ts.open(specs[name], open=True, read=True, context=_UNCACHED) for name in names}
+    context = ts.Context(_UNCACHED)  # a new one: it would remember what stood at the same path before
+    opening = {name: ts.open(specs[name], open=True, read=True, context=context) for name in names}
     opened: dict[str, Stored] = {}
     for name, future in opening.items():
         try:

@@ -141,17 +141,22 @@ class CheckpointManager:
             if found:
                 self.tell(_what_was_lost(found, newest))
             return tree
-        if found:
-            raise found[0]
-        raise CheckpointError(f"{self.directory}: there is no checkpoint yet")
+        raise found[0] if found else self._nothing()
 
     def check(self, like: Tree, step: int | None = None) -> Path:
         """The path of a checkpoint, if it is there and its leaves are those of `like`; no values are looked at."""
-        step = self.latest() if step is None else step
-        if step is None:
-            raise CheckpointError(f"{self.directory}: there is no checkpoint yet")
-        check_leaves(self._existing(step), like)
-        return self._path(step)
+        if step is not None:
+            check_leaves(self._existing(step), like)
+            return self._path(step)
+        found: list[DamagedError] = []
+        for record in reversed(self.checkpoints()):
+            try:
+                check_leaves(self._path(record.step), like)
+            except DamagedError as error:
+                found.append(error)  # and an older one will be restored
+            else:
+                return self._path(record.step)
+        raise found[0] if found else self._nothing()
 
     def wait(self) -> None:
         """Wait for the save that is under way; what went wrong in it is raised here."""
@@ -257,6 +262,9 @@ class CheckpointManager:
         """The newest step, finished or not, that was not found to be damaged."""
         records = read_catalog(self.directory, numbered(self.directory)).records
         return next((record.step for record in reversed(records) if record.step not in self._damaged), None)
+
+    def _nothing(self) -> CheckpointError:
+        return CheckpointError(f"{self.directory}: there is no checkpoint yet")
 
     def _existing(self, step: int) -> Path:
         if step not in committed(self.directory):

@@ -64,8 +64,7 @@ class Manifest(_Strict):
     files: dict[Annotated[str, AfterValidator(_inside)], File]
 
     def write(self, directory: Path) -> None:
-        contents = _canonical(self.model_dump())
-        write_whole(directory / NAME, f'{{"crc32c": "{crc32c_of_text(contents)}",\n"manifest": {contents}}}\n')
+        write_whole(directory / NAME, as_text(self.model_dump()))
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -76,9 +75,10 @@ def read_manifest(directory: Path) -> Manifest | None:
             raise DamagedError(directory, [f"file {NAME} is missing"])
         return None
     try:
-        outer = json.loads(path.read_text())
-        manifest = Manifest.model_validate(outer["manifest"])
-        if outer["crc32c"] != crc32c_of_text(_canonical(outer["manifest"])):
+        text = path.read_text()
+        contents = json.loads(text)["manifest"]
+        manifest = Manifest.model_validate(contents)
+        if text != as_text(contents):
             raise ValueError("its checksum is wrong")
         for name, leaf in manifest.leaves.items():
             if leaf.bytes > _LARGEST:
@@ -96,8 +96,10 @@ def _was_promised(directory: Path) -> bool:
         return False
 
 
-def _canonical(contents: Mapping[str, Any]) -> str:
-    return json.dumps(contents, sort_keys=True, ensure_ascii=True)
+def as_text(contents: Mapping[str, Any]) -> str:
+    """A manifest as it is written: always in the same way, so that every byte of the file is known."""
+    body = json.dumps(contents, sort_keys=True)
+    return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ftrain.checkpoints.digests import digest_of
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.packed import unpack
 from ftrain.tree import Tree, leaves_with_names
@@ -45,6 +46,15 @@ def take(tree: Tree) -> Tree:
         if isinstance(leaf, jax.Array):
             leaf.copy_to_host_async()  # all transfers are under way before the first is waited for
     return jax.tree.map(_hold, unpack(jax.tree.map(_look_at, tree)))
+
+
+def digest_leaves(tree: Tree) -> dict[str, str]:
+    """A digest of every leaf's value, by name; of what this process has of it, where it is spread over several."""
+
+    def digest(held: Held) -> str:
+        return ",".join(digest_of(piece) for _, piece in (held.pieces if not held.is_whole else [((), held.value())]))
+
+    return {name: digest(held) for name, held in leaves_with_names(take(tree))}
 
 
 def as_saved(held: Held) -> Any:

@@ -16,6 +16,7 @@ from ftrain.cli.replay import replay
 from ftrain.cli.schedule import schedule
 from ftrain.cli.schema import schema
 from ftrain.cli.train import train
+from ftrain.cli.verify_resume import verify_resume
 
 app = typer.Typer(
     name="ftrain",
@@ -29,6 +30,7 @@ app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(check)
 app.add_typer(checkpoints, name="ckpt")
+app.command(name="verify-resume")(verify_resume)
 app.command()(replay)
 app.command()(schedule)
 app.command()(schema)

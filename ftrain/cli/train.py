@@ -24,6 +24,7 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on in a run directory that holds another config.")
     ] = False,
+    ledger: Annotated[Path | None, typer.Option(hidden=True, help="Write digests of every step to this file.")] = None,
     timing: Annotated[bool, typer.Option("--timing", help="At the end, show where the time went.")] = False,
 ) -> None:
     """Train what CONFIG describes; the same command again resumes.
@@ -34,7 +35,7 @@ def train(
 
     from ftrain.cli.first_step import FirstStep
     from ftrain.config import build, claim, load, plan
-    from ftrain.hooks import ProgressBar
+    from ftrain.hooks import Ledger, ProgressBar
     from ftrain.run import Run
     from ftrain.training import stop_on_signals, use_compilation_cache
     from ftrain.tree import count_elements
@@ -44,17 +45,23 @@ def train(
     job = build(planned)
     state, _ = job.trace()
     if job.saver.manager.latest() is not None:
-        job.saver.manager.check(like=state)
+        job.saver.manager.check(like=state)  # before anything on disk is changed
     console = Console()
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
     started = time.monotonic()
+    hooks = [*job.hooks(bar), FirstStep(process_started, bar or job.logging)]
+    hooks += [Ledger(ledger)] if ledger else []
     with claim(job.directory, planned.resolved(), accept_changes=accept_changes):
         run = Run(
             job.step,
             job.initial_state,
             job.pipeline,
             steps=job.steps,
-            hooks=[*job.hooks(bar), FirstStep(process_started, bar or job.logging)],
+            hooks=[
+                *job.hooks(bar),
+                FirstStep(process_started, bar or job.logging),
+                *([Ledger(ledger)] if ledger else []),
+            ],
             directory=job.directory,
             mesh=job.mesh,
             fuse=job.fuse,

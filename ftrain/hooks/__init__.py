@@ -5,6 +5,7 @@ from ftrain.hooks.console import Logging, ProgressBar
 from ftrain.hooks.counting import StepCounter
 from ftrain.hooks.crashing import CrashBundle
 from ftrain.hooks.evaluating import Evaluator
+from ftrain.hooks.ledger import Ledger
 from ftrain.hooks.profiling import Profiler
 from ftrain.hooks.saving import CheckpointSaver, SaveListener
 from ftrain.hooks.stopping import NotFiniteError, StopAtStep, StopOnNaN, StopWhen
@@ -18,6 +19,7 @@ __all__ = [
     "Evaluator",
     "FeedBatch",
     "FinalOps",
+    "Ledger",
     "Logging",
     "NotFiniteError",
     "Profiler",

@@ -182,13 +182,30 @@ def test_a_flipped_byte_in_a_data_file_is_reported_by_the_variable_it_is_in(case
 
 
 @pytest.mark.reference
+@each_case
+def test_every_byte_of_an_index_is_covered_but_for_its_end(case, tmp_path):
+    prefix = shutil.copytree(folder_of(case), tmp_path / "copy") / case["prefix"]
+    path = prefix.with_name(f"{prefix.name}.index")
+    index, intact = path.read_bytes(), TfCheckpoint(prefix).variables
+    # The footer has no checksum, and the block without entries that stands next to the last is not read.
+    start = index.rindex(empty := sealed(block([])))
+    unread = {*range(start, start + len(empty)), *range(len(index) - 48, len(index))}
+    for place in range(0, len(index), max(1, len(index) // 500)):
+        path.write_bytes(index[:place] + bytes([index[place] ^ 1]) + index[place + 1 :])
+        outcome = attempt(lambda: TfCheckpoint(prefix).variables)
+        assert isinstance(outcome, TfCheckpointError) or (place in unread and outcome == intact)
+
+
+@pytest.mark.reference
 @given(st.data())
 def test_a_damaged_index_is_reported_or_read_as_before(copies, data):
     prefix, index, intact = data.draw(st.sampled_from(copies), label="checkpoint")
     damaged = bytearray(index)
-    for _ in range(data.draw(st.integers(0, 3))):
-        damaged[data.draw(st.integers(0, len(index) - 1))] ^= data.draw(st.integers(1, 255))
-    damaged = damaged[: data.draw(st.integers(0, 2 * len(index)))]
+    places = st.integers(0, len(index) - 1)
+    for place in data.draw(st.lists(places, max_size=3), label="flipped"):
+        damaged[place] ^= data.draw(st.integers(1, 255))
+    if data.draw(st.booleans(), label="cut") or damaged == index:
+        damaged = damaged[: data.draw(places)]
     prefix.with_name(f"{prefix.name}.index").write_bytes(damaged)
     outcome = attempt(lambda: contents(prefix))
     assert outcome == intact or str(prefix) in str(outcome)
@@ -300,6 +317,7 @@ def pack_strings(strings):
 
 
 FLOATS = struct.pack("<4f", 1, 2, 3, 4)
+FULL = entry(FLOAT, (4,), data=FLOATS)
 names = st.text(min_size=1).filter(lambda name: not name.startswith("\0"))
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
@@ -337,7 +355,7 @@ def test_strings_of_any_bytes_and_lengths_are_read(tmp_path_factory, strings):
 
 def test_every_byte_of_the_data_is_covered_and_without_verification_none_is(tmp_path):
     packed, crc = pack_strings([b"one", b"", b"three"])
-    entries = {b"s": entry(STRING, (3,), offset=16, data=packed, crc=crc), b"w": entry(FLOAT, (4,), data=FLOATS)}
+    entries = {b"s": entry(STRING, (3,), offset=16, data=packed, crc=crc), b"w": FULL}
     data = FLOATS + packed
     for place in range(len(data)):
         flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
@@ -366,6 +384,37 @@ def test_opening_needs_no_data_and_reading_only_what_a_variable_has(tmp_path):
         checkpoint.read("a")
 
 
+def test_a_tensor_of_no_strings_may_have_no_bytes_at_all(tmp_path):
+    prefix = write(tmp_path, {b"s": entry(STRING, (2, 0), data=b"")}, b"")
+    assert_same(TfCheckpoint(prefix).read("s"), np.empty((2, 0), object))
+
+
+def test_strings_whose_lengths_have_another_checksum_are_refused(tmp_path):
+    data, _ = pack_strings([b"ab"])
+    wrong = data[:1] + bytes(4) + data[5:]
+    crc = masked_crc32c(struct.pack("<I", 2) + wrong[1:])
+    checkpoint = TfCheckpoint(write(tmp_path, {b"s": entry(STRING, (), data=wrong, crc=crc)}, wrong))
+    with pytest.raises(TfCheckpointError, match="the checksum of the lengths"):
+        checkpoint.read("s")
+    assert checkpoint.read("s", verify=False).item() == b"ab"
+
+
+def test_a_data_file_that_changes_or_fails_while_it_is_read_is_an_error_of_the_checkpoint(tmp_path, monkeypatch):
+    checkpoint = TfCheckpoint(write(tmp_path, {b"w": FULL}, FLOATS[:8]))
+    monkeypatch.setattr(os.path, "getsize", lambda path: 16)
+    with pytest.raises(TfCheckpointError, match=r"'w': .*was cut short while it was read"):
+        checkpoint.read("w")
+
+    def fail(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os.path, "getsize", fail)
+    with pytest.raises(TfCheckpointError, match=r"'w': .*Input/output error"):
+        checkpoint.read("w")
+    with pytest.raises(TfCheckpointError, match=r"model.index: it cannot be read: .*Input/output error"):
+        TfCheckpoint(tmp_path / "model")
+
+
 def test_an_unknown_name_is_an_error_that_names_the_nearest(tmp_path):
     checkpoint = TfCheckpoint(write(tmp_path, {b"layer/kernel": entry(), b"\0hidden": entry()}, b""))
     for wrong, wanted in [
@@ -379,7 +428,7 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest(tmp_path):
 
 
 def test_a_dtype_that_cannot_be_read_is_listed_and_does_not_hinder_others(tmp_path):
-    entries = {b"q": entry(11, (1,), data=b"x"), b"u": entry(99, data=b""), b"w": entry(FLOAT, (4,), data=FLOATS)}
+    entries = {b"q": entry(11, (1,), data=b"x"), b"u": entry(99, data=b""), b"w": FULL}
     checkpoint = TfCheckpoint(write(tmp_path, entries, FLOATS))
     assert [variable.dtype for variable in checkpoint.variables.values()] == ["qint8", "dtype 99", "float32"]
     assert checkpoint.read("w").tolist() == [1, 2, 3, 4]
@@ -438,6 +487,11 @@ def test_slices_are_found_by_their_keys_and_put_in_place(tmp_path, shape, slices
     assert_same(checkpoint.read("w"), whole)
 
 
+def test_a_zero_byte_in_the_name_of_a_partitioned_variable_is_escaped_in_the_key(tmp_path):
+    entries = {b"a\0b": entry(FLOAT, (4,), slices=[[(0, 4)]]), b"\0a\0\xffb\0\1\1\1\x80\x84": FULL}
+    assert TfCheckpoint(write(tmp_path, entries, FLOATS)).read("a\0b").tolist() == [1, 2, 3, 4]
+
+
 HALVES = {b"\x80\x82": [(0, 2)], b"\x82\x82": [(2, 2)]}
 
 
@@ -453,7 +507,6 @@ def whole(shape, *slices):
 
 SHARED = {b"\x80\x82": [(0, 2)], b"\x82\x82": [(2, 2)], b"\x84\x82": [(4, 2)]}
 OVERLAP = sliced((4,), {b"\x80\x82": [(0, 2)], b"\x81\x82": [(1, 2)]})[1:]
-FULL = entry(FLOAT, (4,), data=FLOATS)
 BAD_SLICES = {
     "a slice is missing": (*whole((4,), [(0, 2)], [(1, 2)]), "slice with key .* is missing"),
     "they do not cover": (*whole((4,), [(0, 2)]), "its slices have 2 elements together, wanted 4"),
@@ -507,7 +560,7 @@ BAD_ENTRIES = {
 
 @pytest.mark.parametrize(("bad", "reason"), BAD_ENTRIES.values(), ids=BAD_ENTRIES)
 def test_an_entry_that_does_not_fit_its_data_is_refused_before_memory_is_spent(tmp_path, bad, reason):
-    entries = {b"bad": bad, b"good": entry(FLOAT, (4,), data=FLOATS)}
+    entries = {b"bad": bad, b"good": FULL}
     checkpoint = TfCheckpoint(write(tmp_path, entries, FLOATS + b"\xff" * 12))
     with little_memory(), pytest.raises(TfCheckpointError, match=f"model.index: variable 'bad': .*{reason}"):
         checkpoint.read("bad")
@@ -586,6 +639,13 @@ def test_a_hostile_index_is_refused_with_its_reason_before_memory_is_spent(tmp_p
         TfCheckpoint(tmp_path / "model")
 
 
+def test_an_index_of_absurd_length_is_not_read(tmp_path):
+    with open(tmp_path / "model.index", "wb") as file:
+        file.truncate(1 << 40)  # takes no room on a disk
+    with little_memory(), pytest.raises(TfCheckpointError, match="has 1099511627776 bytes, an index up to"):
+        TfCheckpoint(tmp_path / "model")
+
+
 def test_what_is_not_a_file_is_no_checkpoint(tmp_path):
     (tmp_path / "folder.index").mkdir()
     os.mkfifo(tmp_path / "pipe.index")
@@ -632,14 +692,17 @@ def graph_of(*nodes):
 def test_objects_are_named_by_their_shortest_path_also_in_a_cycle(tmp_path):
     graph = graph_of(
         node([(1, "far"), (2, "near/by")]),
-        node([(2, "long"), (0, "back"), (1, "self")], value("one")),
-        node([(1, "round")], [*value("two"), ("CONFIG", "two.config")], [(1, "m", 3), (4, "lost", 5)]),
+        node([(2, "long"), (0, "back"), (1, "self"), (8, "short")], value("one")),
+        node([(1, "round"), (6, "deep")], [*value("two"), ("CONFIG", "two.config")], [(1, "m", 3), (4, "lost", 5)]),
         node([], value("slot")),
         node([], value("out of reach")),
         node([], value("slot of what is out of reach")),
+        node([(7, "deeper")]),
+        node([(8, "end")]),
+        node([], value("three")),
     )
     wanted = {"far": "one", "near/by": "two", "near/by/CONFIG": "two.config", "far/near/by/m": "slot"}
-    assert objects(tmp_path, graph) == wanted
+    assert objects(tmp_path, graph) == wanted | {"far/short": "three"}
 
 
 def chain(length):

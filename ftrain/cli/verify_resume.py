@@ -1,0 +1,83 @@
+"""ftrain verify-resume CONFIG [key=value ...]"""
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftrain.cli.arguments import ConfigPath, Overrides
+
+if TYPE_CHECKING:
+    from ftrain.cli.killing import Killer
+
+SAVES = 10  # in a run, at least
+
+
+def verify_resume(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    kills: Annotated[int, typer.Option(min=1, help="How often the run is killed.")] = 20,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the moments at which it is killed.")] = 0,
+    directory: Annotated[Path | None, typer.Option(help="Where both runs are kept; if not given, nowhere.")] = None,
+) -> None:
+    """Prove that a run of CONFIG that is killed and resumed is, bit for bit, one that was not.
+
+    It trains twice, once straight through and once killed (SIGKILL) at random moments, every other time inside of a
+    save, and resumed. The digests of every step's batch and state are compared, and at the end the final states.
+    """
+    from ftrain.cli.killing import Killer
+
+    if processes > 1:
+        raise typer.BadParameter("several processes cannot be started from here yet: --processes must be 1")
+    home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
+    if directory is not None and directory.exists() and any(directory.iterdir()):
+        raise typer.BadParameter(f"{directory} is not empty")
+    overrides = [*(overrides or []), *_more_saves(config, overrides or [])]
+    killer = Killer(config, overrides, home, seed)
+    with killer:
+        difference = _compare(killer, kills)
+    if difference is not None:
+        typer.echo(f"DIFFERENT: {difference}\nboth runs are kept in {home}")
+        raise typer.Exit(1)
+    typer.echo(
+        f"the same, bit for bit: {killer.compared:,} steps of {killer.count} resumed runs, after {killer.kills} kills "
+        f"({killer.inside} of them inside of a save), and the final state"
+    )
+    if directory is None:
+        shutil.rmtree(home)
+
+
+def _compare(killer: "Killer", kills: int) -> str | None:
+    """Both runs, and the first difference between them."""
+    started = time.monotonic()
+    steps = killer.run_straight()
+    typer.echo(f"straight through: {steps:,} steps in {time.monotonic() - started:.1f} s")
+    typer.echo(f"{'run':>4} {'from step':>10} {'to step':>8} {'saved':>6}  killed")
+    while True:
+        attempt = killer.run_once(killing=killer.kills < kills)
+        killed = {None: "no: it ended", True: "inside of a save", False: "between two saves"}[attempt.inside]
+        typer.echo(f"{killer.count:>4} {attempt.start:>10,} {attempt.end:>8,} {attempt.saved:>6,}  {killed}")
+        if attempt.difference is not None:
+            return attempt.difference
+        if attempt.inside is None:
+            if killer.kills < kills:
+                typer.echo(f"it ended after {killer.kills} of {kills} kills: give it more steps, as steps={steps * 4}")
+                raise typer.Exit(1)
+            return killer.compare_final_states()
+
+
+def _more_saves(config: Path, overrides: list[str]) -> list[str]:
+    """What is to be overridden so that there are checkpoints enough to resume from."""
+    from ftrain.config import load, plan
+
+    planned = plan(load(config, overrides))
+    wanted = max(1, planned.top["steps"] // SAVES)
+    every = planned.resolved()["checkpoint"].get("every_steps")
+    if every is not None and every <= wanted:
+        return []
+    typer.echo(f"saving every {wanted} steps, so that there is something to resume from")
+    return [f"checkpoint.every_steps={wanted}"]

@@ -1,0 +1,225 @@
+"""Damage of every kind, done to real files: it is found, or it changes nothing."""
+
+import json
+import random
+import shutil
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ftrain.checkpoints import CheckpointManager, DamagedError, open_reader, verify
+from ftrain.checkpoints.manifest import as_text
+
+
+def tree(value: float = 1.0):
+    rng = np.random.default_rng(int(value))
+    return {
+        "w": jnp.asarray(rng.standard_normal((300, 40)), jnp.float32),
+        "half": jnp.asarray(rng.standard_normal(77), jnp.bfloat16),
+        "nested": [jnp.arange(5), jnp.zeros((0, 3)), {"flag": jnp.array(True)}],
+        "rng": jax.random.key(int(value)),
+    }
+
+
+def values(tree) -> list[np.ndarray]:
+    return [
+        np.asarray(jax.random.key_data(leaf) if leaf.dtype.name.startswith("key") else leaf)
+        for leaf in jax.tree.leaves(tree)
+    ]
+
+
+def is_same(left, right) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(values(left), values(right), strict=True))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("saved") / "checkpoints"
+    with CheckpointManager(directory) as manager:
+        manager.save(1, tree(1.0))
+        manager.save(2, tree(2.0))
+    return directory
+
+
+@pytest.fixture
+def directory(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "checkpoints"))
+
+
+def files_of(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def flip(rng: random.Random, files: list[Path]) -> None:
+    path = rng.choice([path for path in files if path.stat().st_size])
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def truncate(rng: random.Random, files: list[Path]) -> None:
+    path = rng.choice([path for path in files if path.stat().st_size])
+    data = path.read_bytes()
+    path.write_bytes(data[: rng.randrange(len(data))])
+
+
+def delete(rng: random.Random, files: list[Path]) -> None:
+    rng.choice(files).unlink()
+
+
+def swap(rng: random.Random, files: list[Path]) -> None:
+    one, other = rng.sample(files, 2)
+    held = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(held)
+
+
+def grow(rng: random.Random, files: list[Path]) -> None:
+    with open(rng.choice(files), "ab") as file:
+        file.write(rng.randbytes(rng.randrange(1, 50)))
+
+
+def add(rng: random.Random, files: list[Path]) -> None:
+    (rng.choice(files).parent / f"extra{rng.randrange(9)}").write_bytes(b"more")
+
+
+DAMAGES = [flip, truncate, delete, swap, grow, add]
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), damage=st.sampled_from(DAMAGES), everywhere=st.booleans())
+def test_damage_is_found_or_harmless(saved, tmp_path, seed, damage, everywhere):
+    """500 damages to a directory of two checkpoints, or to the newer of them: what is restored is what was saved."""
+    directory = tmp_path / "damaged"
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(saved, directory)
+    damage(random.Random(seed), files_of(directory if everywhere else directory / "2"))
+    bad = [step for step in (2, 1) if contents(directory / f"{step}") != contents(saved / f"{step}")]
+    for step in (2, 1):
+        assert bool(verify(directory / f"{step}")) == (step in bad), "every byte of a checkpoint counts, and no other"
+    if bad == [2, 1]:
+        with pytest.raises(DamagedError):
+            CheckpointManager(directory).restore(like=tree(), step=2)
+        return
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        restored = CheckpointManager(directory).restore(like=tree())
+    fell_back = is_same(restored, tree(1.0))
+    assert fell_back or is_same(restored, tree(2.0))
+    assert fell_back == any("going on from step 1" in str(each.message) for each in told)
+    assert not fell_back or bad == [2]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files_of(directory)}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_one_leaf_is_read_right_or_not_at_all(directory, damage):
+    wanted = np.asarray(tree(2.0)["w"])
+    for seed in range(10):
+        copy = Path(shutil.copytree(directory / "2", directory.parent / f"copy{seed}"))
+        damage(random.Random(seed), files_of(copy))
+        try:
+            found = open_reader(copy).read("w")
+        except ValueError:
+            continue
+        np.testing.assert_array_equal(found, wanted)
+
+
+def damage_a_leaf(path: Path, value: np.ndarray) -> Path:
+    """Change one byte of a leaf's values, wherever they are."""
+    for file in files_of(path):
+        data = file.read_bytes()
+        if (at := data.find(value.tobytes()[:64])) >= 0:
+            file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+            return file
+    raise AssertionError("the leaf is nowhere")
+
+
+def test_a_flipped_byte_is_told_by_file_and_by_leaf(directory):
+    file = damage_a_leaf(directory / "2", np.asarray(tree(2.0)["w"]))
+    name = file.relative_to(directory / "2").as_posix()
+    damage = verify(directory / "2")
+    assert any(each.startswith(f"file {name} has crc32c ") for each in damage)
+    assert "leaf w has other values than were saved" in damage
+    assert len(damage) == 2
+    with pytest.raises(DamagedError, match="leaf w has other values than were saved") as caught:
+        CheckpointManager(directory).restore(like=tree(), step=2)
+    assert f"file {name} has crc32c" in str(caught.value)
+
+
+def test_the_warning_says_what_was_lost(directory):
+    (directory / "2" / "commit_success.txt").unlink()
+    with pytest.warns(UserWarning, match="2 is damaged: file commit_success.txt is missing") as told:
+        restored = CheckpointManager(directory).restore(like=tree())
+    assert is_same(restored, tree(1.0))
+    assert "going on from step 1: what was learned in the 1 steps after it is lost" in str(told[0].message)
+
+
+def test_when_all_are_damaged_the_newest_is_told(directory):
+    for step in ("1", "2"):
+        (directory / step / "manifest.json").unlink()
+    with pytest.raises(DamagedError, match=r"2 is damaged: file manifest.json is missing"):
+        CheckpointManager(directory).restore(like=tree())
+
+
+def test_a_run_goes_on_where_a_damaged_checkpoint_stood(directory):
+    (directory / "2" / "state" / "_METADATA").write_text("{}")
+    manager = CheckpointManager(directory)
+    with pytest.warns(UserWarning, match="2 is damaged"):
+        manager.restore(like=tree())
+    assert manager.steps() == [1]
+    assert manager.latest() == 1
+    manager.save(2, tree(3.0))
+    assert is_same(manager.restore(like=tree()), tree(3.0))
+    assert (directory / "2.damaged").is_dir()
+
+
+def test_two_whole_checkpoints_that_changed_places_are_found(directory):
+    (directory / "1").rename(directory / "x")
+    (directory / "2").rename(directory / "1")
+    (directory / "x").rename(directory / "2")
+    assert verify(directory / "1") == ["file manifest.json is of step 2"]
+
+
+@pytest.mark.parametrize("name", ["../2/secret", "/etc/passwd", "state/../../x", ""])
+def test_a_manifest_cannot_lead_out_of_its_directory(directory, name):
+    rewrite_manifest(directory / "2", lambda manifest: manifest["files"].update({name: {"size": 1, "crc32c": "0"}}))
+    with pytest.raises(DamagedError, match=r"file manifest.json: .*is not inside of the checkpoint"):
+        CheckpointManager(directory).restore(like=tree(), step=2)
+
+
+@pytest.mark.parametrize("shape", [[2**62, 2**62], [-1], ["x"], [1] * 100, [1.5]])
+def test_an_absurd_shape_is_refused_before_memory_is_spent(directory, shape):
+    rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update({"shape": shape}))
+    with pytest.raises(DamagedError, match=r"file manifest.json: "):
+        open_reader(directory / "2")
+
+
+def test_a_leaf_larger_than_the_machine_is_refused(directory):
+    """Manifest and zarr metadata agree on a petabyte: nothing is allocated for it."""
+    huge = 2**47
+    rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update({"shape": [huge]}))
+    with pytest.raises(DamagedError, match=r"leaf w is float32\[300, 40\], expected float32\[140737488355328\]"):
+        open_reader(directory / "2").read("w")
+
+
+@pytest.mark.parametrize("contents", ["", "[]", "{", '{"manifest": {}, "crc32c": ""}', "[" * 100_000, "\x00\xff"])
+def test_a_manifest_that_is_none_is_refused(directory, contents):
+    (directory / "2" / "manifest.json").write_text(contents)
+    with pytest.raises(DamagedError, match=r"file manifest.json: "):
+        open_reader(directory / "2")
+
+
+def rewrite_manifest(path: Path, change) -> None:
+    """A manifest that somebody else made, with a checksum that is right."""
+    contents = json.loads((path / "manifest.json").read_text())["manifest"]
+    change(contents)
+    (path / "manifest.json").write_text(as_text(contents))
