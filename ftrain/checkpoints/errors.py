@@ -1,5 +1,7 @@
 """What can be wrong with a checkpoint."""
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +32,9 @@ def join(phrases: Sequence[str]) -> str:
 
 
 def in_one_line(error: Exception) -> str:
-    """The beginning of what an error says."""
+    """What an error says, in short; of one of the system's that tensorstore tells at length, the system's own words."""
+    if code := re.search(r"os_error_code='(\d+)'", f"{error}"):
+        return os.strerror(int(code[1]))
     return f"{error}".strip().partition("\n")[0][:300] or type(error).__name__
 
 

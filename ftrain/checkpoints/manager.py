@@ -252,6 +252,8 @@ class CheckpointManager:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 writing.sweep(self.directory)
                 self._swept = True
+            if not self.directory.is_dir():  # Orbax would make it anew, and nobody would know what was lost
+                raise FileNotFoundError(f"{self.directory} is no longer there")
             if self._path(step).exists() and step not in self.steps():
                 writing.put_aside(self._path(step), writing.DAMAGED if step in self._damaged else writing.INCOMPLETE)
                 self._damaged.discard(step)

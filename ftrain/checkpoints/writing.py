@@ -49,6 +49,7 @@ def begin(path: Path, tree: Tree) -> _Response:
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
     context.array.saving.use_compression = False
+    context.asynchronous.create_directories_asynchronously = False  # or what cannot be made is waited for in vain
     with context:
         return ocp.save_async(str(path), tree, custom_metadata={**MARK})
 

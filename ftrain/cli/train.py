@@ -57,11 +57,7 @@ def train(
             job.initial_state,
             job.pipeline,
             steps=job.steps,
-            hooks=[
-                *job.hooks(bar),
-                FirstStep(process_started, bar or job.logging),
-                *([Ledger(ledger)] if ledger else []),
-            ],
+            hooks=hooks,
             directory=job.directory,
             mesh=job.mesh,
             fuse=job.fuse,

@@ -1,0 +1,153 @@
+"""Processes that are killed inside of saves, full disks, and directories that cannot be written to or are gone."""
+
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ftrain.checkpoints import CheckpointManager, SaveError, verify
+
+SHAPE = (40, 1000)  # of each of 10 leaves
+SAVING = """
+import sys
+import numpy as np
+from ftrain.checkpoints import CheckpointManager
+
+with CheckpointManager(sys.argv[1], keep=2) as manager:
+    step = (manager.latest() or 0) + 1
+    while True:
+        manager.save(step, {f"leaf{n}": np.full((40, 1000), float(step * 100 + n), np.float32) for n in range(10)})
+        print("saving", step, flush=True)
+        manager.wait()
+        print("saved", step, flush=True)
+        step += 1
+"""
+
+
+def like():
+    return {f"leaf{n}": np.zeros(SHAPE, np.float32) for n in range(10)}
+
+
+@pytest.mark.parametrize("seed", [0, 1])  # two halves, so that they run side by side
+def test_25_kills_inside_of_saves_lose_nothing_that_was_saved(tmp_path, seed):
+    chance, inside = random.Random(seed), 0
+    for _ in range(25):
+        process = subprocess.Popen([sys.executable, "-c", SAVING, tmp_path], stdout=subprocess.PIPE, text=True)
+        for _ in range(chance.randint(1, 4)):
+            process.stdout.readline()
+        time.sleep(chance.uniform(0.0, 0.06))
+        process.kill()
+        said = process.communicate()[0].split()
+        saved = [int(number) for word, number in zip(said[::2], said[1::2], strict=False) if word == "saved"]
+        inside += any(tmp_path.glob("*.saving*"))
+        manager = CheckpointManager(tmp_path)
+        for step in manager.steps():
+            assert verify(tmp_path / f"{step}") == []
+        latest = manager.latest()
+        assert latest is not None or not saved
+        if latest is not None:
+            assert latest >= max(saved, default=0)
+            restored = manager.restore(like=like(), step=latest)
+            assert all((restored[f"leaf{n}"] == latest * 100 + n).all() for n in range(10))
+    assert inside >= 5, "too few of the kills were inside of a save"
+
+
+def in_process(code: str, *arguments: str | Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+LIMITED = """
+import resource, signal, sys
+import numpy as np
+from ftrain.checkpoints import CheckpointManager, SaveError
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+small, large = {"x": np.ones(10, np.float32)}, {"x": np.random.default_rng(0).random(1_000_000)}
+manager = CheckpointManager(sys.argv[1])
+manager.save(1, small)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try:
+    manager.save(2, large)
+except SaveError as error:
+    print(error)
+manager.save(3, small)
+print(manager.steps())
+"""
+
+
+def test_a_file_that_may_not_grow_is_a_clear_error_and_what_was_saved_stays(tmp_path):
+    done = in_process(LIMITED, tmp_path)
+    message, steps = done.stdout.splitlines()
+    assert message.startswith(f"{tmp_path}/2 was not saved: ")
+    assert "File too large" in message
+    assert message.endswith("checkpoints that are still there: 1")
+    assert steps == "[1, 3]"
+    assert verify(tmp_path / "1") == verify(tmp_path / "3") == []
+    assert not list(tmp_path.glob("*.saving*")), "what was half written takes no space"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode != 0:
+        pytest.skip("a small disk cannot be mounted here")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_is_a_clear_error_and_what_was_saved_stays(small_disk):
+    manager = CheckpointManager(small_disk)
+    manager.save(1, {"x": np.ones(10)})
+    with pytest.raises(SaveError, match=r"2 was not saved: No space left on device"):
+        manager.save(2, {"x": np.random.default_rng(0).random(1_000_000)})
+    assert manager.steps() == [1]
+    manager.save(3, {"x": np.ones(10)})
+    assert manager.steps() == [1, 3]
+
+
+def test_a_disk_that_can_only_be_read_is_a_clear_error(small_disk):
+    manager = CheckpointManager(small_disk)
+    manager.save(1, {"x": np.ones(10)})
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(SaveError, match=r"2 was not saved: .*Read-only file system.*still there: 1"):
+        manager.save(2, {"x": np.ones(10)})
+    assert verify(small_disk / "1") == []
+
+
+def save_and_wait(manager: CheckpointManager, step: int) -> None:
+    manager.save(step, {"x": jnp.ones(2)})
+    manager.wait()
+
+
+def test_a_directory_that_is_gone_is_a_clear_error(tmp_path):
+    with CheckpointManager(tmp_path / "checkpoints") as manager:
+        save_and_wait(manager, 1)
+        (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+        with pytest.raises(SaveError, match=r"2 was not saved: .*checkpoints is no longer there"):
+            save_and_wait(manager, 2)
+        assert not (tmp_path / "checkpoints").exists()
+        (tmp_path / "elsewhere").rename(tmp_path / "checkpoints")
+        save_and_wait(manager, 3)
+    assert CheckpointManager(tmp_path / "checkpoints").steps() == [1, 3]
+
+
+def test_a_step_that_was_being_replaced_is_there_again(tmp_path):
+    """Killed between the two names: the old one away, the new one not yet there."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"x": jnp.ones(2)})
+    (tmp_path / "1").rename(tmp_path / "1.replaced")
+    manager = CheckpointManager(tmp_path)
+    manager.save(2, {"x": jnp.ones(2)})
+    assert manager.steps() == [1, 2]
