@@ -208,5 +208,52 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.queue_runner.QueueRunner": _to("ftrain.data.Prefetcher"),
     "tf.train.add_queue_runner": _to("ftrain.data.feed", note="not needed: a run prefetches its data by itself"),
     "tf.train.start_queue_runners": _to("ftrain.data.feed", note="not needed: a run prefetches its data by itself"),
+    "tf.train.Saver": _to(
+        "ftrain.checkpoints.CheckpointManager",
+        note="max_to_keep is keep, keep_checkpoint_every_n_hours is keep_every_hours; it saves trees under numbers of "
+        "steps, and writes over one only with overwrite=True",
+    ),
+    "tf.train.Saver.save": _to("ftrain.checkpoints.CheckpointManager.save"),
+    "tf.train.Saver.restore": _to(
+        "ftrain.checkpoints.CheckpointManager.restore", note="var_list is include, exclude and rename, by patterns"
+    ),
+    "tf.train.SaverDef": _to(
+        "ftrain.checkpoints.CheckpointManager",
+        note="its arguments; in a config, the table [checkpoint]",
+    ),
+    "tf.train.Checkpoint": _to(
+        "ftrain.checkpoints.CheckpointManager",
+        note="any tree is saved as it is; open_reader reads the reference's",
+    ),
+    "tf.train.CheckpointManager": _to("ftrain.checkpoints.CheckpointManager", note="max_to_keep is keep"),
+    "tf.train.CheckpointOptions": _to("ftrain.checkpoints.CheckpointManager", note="its arguments"),
+    "tf.train.checkpoint_exists": _to("ftrain.checkpoints.checkpoint_exists"),
+    "tf.train.latest_checkpoint": _to("ftrain.checkpoints.latest_checkpoint", note="of TensorFlow's directories too"),
+    "tf.train.get_checkpoint_state": _to(
+        "ftrain.checkpoints.checkpoint_state",
+        "ftrain.formats.parse_state",
+        note="the second reads TensorFlow's own `checkpoint` file",
+    ),
+    "tf.train.update_checkpoint_state": _to(
+        "ftrain.checkpoints.CheckpointManager", note="it keeps checkpoints.json itself, and mends it by what is on disk"
+    ),
+    "tf.train.generate_checkpoint_state_proto": _to(
+        "ftrain.formats.format_state", note="the text of TensorFlow's `checkpoint` file"
+    ),
+    "tf.train.get_checkpoint_mtimes": _to(
+        "ftrain.checkpoints.CheckpointManager.checkpoints", note="each record has the time of its save"
+    ),
+    "tf.train.remove_checkpoint": _to("ftrain.checkpoints.CheckpointManager.delete", note="or ftrain ckpt rm RUN STEP"),
+    "tf.train.NewCheckpointReader": _to("ftrain.checkpoints.open_reader", note="reads TensorFlow's V2 files too"),
+    "tf.train.load_checkpoint": _to("ftrain.checkpoints.open_reader", note="reads TensorFlow's V2 files too"),
+    "tf.train.list_variables": _to("ftrain.checkpoints.list_variables", note="of TensorFlow's V2 files too"),
+    "tf.train.load_variable": _to("ftrain.checkpoints.load_variable", note="of TensorFlow's V2 files too"),
+    "tf.train.init_from_checkpoint": _to(
+        "ftrain.checkpoints.init_from_checkpoint", note="answers with a new tree instead of changing variables"
+    ),
+    "tf.train.warm_start": _to(
+        "ftrain.checkpoints.warm_start", note="answers with a new tree; give it the leaves that are to be trained"
+    ),
+    "tf.train.VocabInfo": _to("ftrain.checkpoints.VocabInfo"),
     "tf.train.checkpoints_iterator": _to("ftrain.checkpoints.checkpoints_iterator", "ftrain.evaluate_checkpoints"),
 }

@@ -1,5 +1,6 @@
 """A linear regression, the smallest job that can be trained; also a task that configs of tests name."""
 
+import os
 from pathlib import Path
 
 import jax
@@ -51,6 +52,16 @@ def regression(
         return {"distance": float(jnp.max(jnp.abs(params["w"] - WEIGHTS)))}
 
     return Task(init_params, noisy_loss, ArraySource(make_arrays(examples)), evaluate)
+
+
+def forgetful(*, noise: float = 0.0) -> Task:
+    """What is learned depends on the process, so that no other process can go on with it."""
+    own = os.getpid() / 1e7
+
+    def loss(params, batch, rng):
+        return loss_fn(params, batch, rng)[0] + noise + own * params["b"] ** 2
+
+    return Task(init_params, loss, ArraySource(make_arrays()))
 
 
 def without_rate() -> optax.GradientTransformation:

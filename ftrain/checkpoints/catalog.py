@@ -72,7 +72,6 @@ def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog
 @contextmanager
 def changing(directory: Path) -> Iterator[None]:
     """While a catalog is read, changed and written back, nobody else does."""
-    directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

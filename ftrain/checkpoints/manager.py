@@ -64,7 +64,7 @@ class CheckpointManager:
         self._clock, self._opened = clock, clock()
         self._unfinished: tuple[int, Future[list[str]]] | None = None
         self._damaged: set[int] = set()  # steps that were found to be
-        self._swept = False
+        self._swept: int | None = None  # the directory, once it was put in order
         self._entered = False
 
     def steps(self) -> list[int]:
@@ -79,6 +79,11 @@ class CheckpointManager:
         """The step that was saved last, of those that can be restored."""
         records = self.checkpoints()
         return records[-1].step if records else None
+
+    def unfinished(self) -> list[int]:
+        """The steps whose saves are under way, or never ended because their process did before."""
+        found = {path.name.partition(".")[0] for path in self.directory.glob(f"*{writing.SAVING}*")}
+        return sorted(int(step) for step in found if step.isdecimal())
 
     def best(self) -> int | None:
         """The step with the best metric, of those that are there."""
@@ -212,7 +217,7 @@ class CheckpointManager:
         return suspicious
 
     def _failure(self, step: int, error: Exception) -> SaveError:
-        reason = in_one_line(error) if self.directory.is_dir() else f"{self.directory} is no longer there"
+        reason = in_one_line(error) if self._is_there() else f"{self.directory} is no longer there"
         there = f"still there: {', '.join(map(str, self.steps())) or 'none'}"
         return SaveError(f"{self._path(step)} was not saved: {reason}; checkpoints that are {there}")
 
@@ -248,17 +253,24 @@ class CheckpointManager:
         if jax.process_index() != 0:
             return
         try:
-            if not self._swept:
+            if self._swept is None:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 writing.sweep(self.directory)
-                self._swept = True
-            if not self.directory.is_dir():  # Orbax would make it anew, and nobody would know what was lost
+                self._swept = self.directory.stat().st_ino
+            if not self._is_there():  # Orbax would make it anew, and nobody would know what was lost
                 raise FileNotFoundError(f"{self.directory} is no longer there")
             if self._path(step).exists() and step not in self.steps():
                 writing.put_aside(self._path(step), writing.DAMAGED if step in self._damaged else writing.INCOMPLETE)
                 self._damaged.discard(step)
         except OSError as error:
             raise self._failure(step, error) from error
+
+    def _is_there(self) -> bool:
+        """Whether the directory is still the one that was put in order."""
+        try:
+            return self._swept in (None, self.directory.stat().st_ino)
+        except OSError:
+            return self._swept is None
 
     def newest(self) -> int | None:
         """The newest step, finished or not, that was not found to be damaged."""

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import google_crc32c
+from ftrain.formats.checksums import masked_crc
 
 _HEADER = struct.Struct("<QI")  # length of the data, masked checksum of those 8 bytes
 _FOOTER = struct.Struct("<I")  # masked checksum of the data
@@ -17,7 +17,7 @@ class DamagedRecordError(ValueError):
 def frame_record(data: bytes) -> bytes:
     """`data` as one record."""
     length = struct.pack("<Q", len(data))
-    return length + _FOOTER.pack(_masked_crc(length)) + data + _FOOTER.pack(_masked_crc(data))
+    return length + _FOOTER.pack(masked_crc(length)) + data + _FOOTER.pack(masked_crc(data))
 
 
 def read_records(path: str | Path) -> Iterator[bytes]:
@@ -28,22 +28,16 @@ def read_records(path: str | Path) -> Iterator[bytes]:
             if len(header) < _HEADER.size:
                 raise _damage(path, number, offset, "its header is cut short")
             length, length_crc = _HEADER.unpack(header)
-            if length_crc != _masked_crc(header[:8]):
+            if length_crc != masked_crc(header[:8]):
                 raise _damage(path, number, offset, "the checksum of its length does not match")
             body = file.read(length + _FOOTER.size)
             if len(body) < length + _FOOTER.size:
                 raise _damage(path, number, offset, "its data are cut short")
             data = body[:length]
-            if _FOOTER.unpack(body[length:])[0] != _masked_crc(data):
+            if _FOOTER.unpack(body[length:])[0] != masked_crc(data):
                 raise _damage(path, number, offset, "the checksum of its data does not match")
             yield data
             number, offset = number + 1, offset + _HEADER.size + len(body)
-
-
-def _masked_crc(data: bytes) -> int:
-    # Rotated and shifted, so that the checksum of bytes that hold checksums stays meaningful.
-    crc = google_crc32c.value(data)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _damage(path: str | Path, number: int, offset: int, what: str) -> DamagedRecordError:

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator
 
-import google_crc32c
+from ftrain.formats.checksums import masked_crc
 
 _FOOTER_SIZE = 48  # two block handles, padding, magic number
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
@@ -48,11 +48,6 @@ def read_varint(data: bytes, at: int, bits: int = 64) -> tuple[int, int]:
     raise DamagedTableError(f"a number before byte {at} has more than {bits} bits")
 
 
-def mask_crc(crc: int) -> int:
-    """A CRC-32C as it is stored: rotated and shifted, so that bytes that hold checksums can be checksummed."""
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def _index_handle(data: bytes) -> tuple[int, int]:
     if len(data) < _FOOTER_SIZE:
         raise DamagedTableError(f"it has {len(data)} bytes, a table has at least {_FOOTER_SIZE}")
@@ -76,7 +71,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     if end + _TRAILER.size > limit:
         raise DamagedTableError(f"a block at byte {offset} of {size} bytes does not end before the footer at {limit}")
     compression, checksum = _TRAILER.unpack_from(data, end)
-    if checksum != mask_crc(google_crc32c.value(data[offset : end + 1])):
+    if checksum != masked_crc(data[offset : end + 1]):
         raise DamagedTableError(f"the block at byte {offset} of {size} bytes is damaged: its checksum does not match")
     if compression == _SNAPPY:
         way_out = "load and save it with TensorFlow, which writes the index of a checkpoint uncompressed"

@@ -14,7 +14,8 @@ import google_crc32c
 import numpy as np
 from google.protobuf import text_format
 
-from ftrain.formats.sstable import mask_crc, read_table, read_varint
+from ftrain.formats.checksums import mask_crc
+from ftrain.formats.sstable import read_table, read_varint
 from ftrain.formats.tf_bundle import (
     Entry,
     check_tiling,

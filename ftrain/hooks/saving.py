@@ -73,6 +73,7 @@ class CheckpointSaver(Hook):
         )
         self._lock: IO[str] | None = None
         self._begun = False
+        self._unfinished: list[int] = []
         self._looked_for_best = False
 
     def start(self, state: TrainState) -> TrainState:
@@ -84,10 +85,13 @@ class CheckpointSaver(Hook):
             for listener in self.listeners:
                 listener.begin()
         self._begun = True
+        self._unfinished = self.manager.unfinished()
         return state if self.manager.newest() is None else self.manager.restore(like=state)
 
     def begin(self, report: Report) -> None:
         self.manager.tell = report.notice
+        for step in self._unfinished:
+            report.notice(f"the save of step {step} was never finished; the run goes on from step {report.step}")
         if self.at_start:
             self._save(report)
 

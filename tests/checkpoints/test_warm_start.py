@@ -1,6 +1,5 @@
 import dataclasses
-import sys
-import types
+import json
 from typing import NamedTuple
 
 import jax
@@ -9,8 +8,10 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from references import FOLDER
 
-from ftrain import TrainState
+from ftrain import TrainState, optimizers
+from ftrain.checkpoints import CheckpointManager
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.vocabulary import VocabInfo
 from ftrain.checkpoints.warm_start import init_from_checkpoint, warm_start
@@ -124,14 +125,73 @@ def test_a_tree_that_is_one_array_is_read_by_the_name_of_the_scope():
     assert values(init_from_checkpoint(jnp.zeros(2), Memory(a__w=floats(1, 2)), {"a/w/": "/"})) == {"": [1, 2]}
 
 
-def test_a_path_is_opened_by_the_reader_of_checkpoints(params, checkpoint, monkeypatch):
-    opened = []
-    module = types.ModuleType("ftrain.checkpoints.reader")
-    module.open_reader = lambda path: opened.append(path) or checkpoint
-    monkeypatch.setitem(sys.modules, "ftrain.checkpoints.reader", module)
-    assert values(init_from_checkpoint(params, "runs/old", {"old/b": "head"}))["head"] == [3]
-    assert values(warm_start(params, "runs/old", vars_to_warm_start="head"))["head"] == [7]
-    assert opened == ["runs/old", "runs/old"]
+def test_a_path_is_opened_by_the_reader_of_checkpoints(tmp_path, params):
+    CheckpointManager(tmp_path / "checkpoints").save(3, {"old": {"b": np.float32([3])}, "head": np.float32([7])})
+    assert values(init_from_checkpoint(params, tmp_path, {"old/b": "head"}))["head"] == [3]
+    assert values(warm_start(params, str(tmp_path), vars_to_warm_start="head"))["head"] == [7]
+
+
+# TensorFlow's own files.
+
+
+@pytest.mark.reference
+def test_training_goes_on_from_tensorflow_with_adam_slots_and_moving_averages():
+    """Parameters, slots, counts and averages of a run of the reference become an ftrain state."""
+    case = next(case for case in tf_cases() if any(each["name"].endswith("/Adam_1") for each in case["tensors"]))
+    prefix = FOLDER / "tf_checkpoint" / case["directory"] / case["prefix"]
+    stored = {each["name"]: np.array(each["value"]) for each in case["tensors"]}
+    names = [name.removesuffix("/Adam") for name in stored if name.endswith("/Adam")]
+    params = unflatten({name: jnp.zeros(stored[name].shape) for name in names})
+    state = TrainState.create(params, optimizers.adam(0.01), averages=True)
+    state = warm_start(
+        state,
+        prefix,
+        vars_to_warm_start=["params/", "opt_state/slots/", "averages/", "step"],
+        var_name_to_prev_var_name={
+            "params/(.*)": r"\1",
+            "opt_state/slots/m/(.*)": r"\1/Adam",
+            "opt_state/slots/v/(.*)": r"\1/Adam_1",
+            "averages/(.*)": r"\1/ExponentialMovingAverage",
+            "step": "global_step",
+        },
+    )
+    assert int(state.step) == stored["global_step"]
+    found = named_leaves(state)
+    for name in names:
+        for ours, theirs in (("params", ""), ("averages", "/ExponentialMovingAverage")):
+            np.testing.assert_array_equal(found[f"{ours}/{name}"], np.float32(stored[name + theirs]))
+        for slot, theirs in (("m", "/Adam"), ("v", "/Adam_1")):
+            np.testing.assert_array_equal(found[f"opt_state/slots/{slot}/{name}"], np.float32(stored[name + theirs]))
+
+
+@pytest.mark.reference
+def test_a_whole_scope_is_taken_from_tensorflow():
+    case = next(case for case in tf_cases() if case["directory"] == "training")
+    scope = next(each["name"] for each in case["tensors"] if "/" in each["name"]).split("/")[0]
+    stored = {each["name"]: each["value"] for each in case["tensors"] if each["name"].startswith(f"{scope}/")}
+    plain = {name: value for name, value in stored.items() if f"{name}/Adam" in stored}
+    tree = {
+        "backbone": unflatten({name.removeprefix(f"{scope}/"): jnp.zeros(np.shape(v)) for name, v in plain.items()})
+    }
+    prefix = FOLDER / "tf_checkpoint" / case["directory"] / case["prefix"]
+    found = named_leaves(init_from_checkpoint(tree, prefix, {f"{scope}/": "backbone/"}))
+    for name, value in plain.items():
+        np.testing.assert_array_equal(found[name.replace(f"{scope}/", "backbone/", 1)], np.float32(value))
+
+
+def tf_cases() -> list[dict]:
+    return json.loads((FOLDER / "tf_checkpoint" / "variables.json").read_text())["cases"]
+
+
+def unflatten(leaves: dict) -> dict:
+    tree: dict = {}
+    for name, leaf in leaves.items():
+        *scopes, own = name.split("/")
+        node = tree
+        for scope in scopes:
+            node = node.setdefault(scope, {})
+        node[own] = leaf
+    return tree
 
 
 # Trees of every kind.

@@ -1,0 +1,126 @@
+"""ftrain ckpt: what it shows, what it does, and what it says to mistakes."""
+
+import re
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from command import run
+from references import FOLDER
+from safetensors.numpy import load_file
+
+from ftrain.checkpoints import CheckpointManager
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("run")
+    manager = CheckpointManager(home / "checkpoints", tell=lambda text: None)
+    for step in (100, 200, 300):
+        params = {"dense": {"kernel": jnp.full((3, 4), step / 100), "bias": jnp.zeros(4, jnp.bfloat16)}}
+        manager.save(step, {"params": params, "step": step}, metrics={"loss": 1 / step})
+    manager.save(400, {"params": jnp.array(jnp.nan)})
+    return home
+
+
+def ckpt(*arguments, code: int = 0) -> str:
+    done = run("ckpt", *arguments)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code in (0, 1) else done.stderr
+
+
+def test_list_shows_what_is_there_and_why(home):
+    lines = ckpt("list", home).splitlines()
+    assert [line.split()[0] for line in lines] == ["step", "100", "200", "300", "400.suspect"]
+    assert "0.01" in lines[1]
+    assert "latest, newest" in lines[3]
+    assert "put aside: not finite" in lines[4]
+
+
+def test_show_gives_every_leaf_with_its_figures(home):
+    text = ckpt("show", home / "checkpoints" / "200")
+    kernel = next(line.split() for line in text.splitlines() if "kernel" in line)
+    assert kernel == ["kernel", "[3,", "4]", "float32", "48", "B", "2", "0", "2", "2", "0.0%"]
+    bias = next(line.split() for line in text.splitlines() if "bias" in line)
+    assert bias[-1] == "100.0%"
+    assert "3 leaves" in text
+    assert ckpt("show", home).startswith(str(home / "checkpoints" / "300"))  # of a run, the latest
+    assert "not finite" in ckpt("show", home / "checkpoints" / "400.suspect")
+    assert len(ckpt("show", home, "--include", "params/dense/k.*").splitlines()) == 6
+
+
+def test_diff_tells_which_leaves_differ_and_how_far(home):
+    text = ckpt("diff", home / "100", home / "300", code=1)
+    assert re.search(r"params/dense/kernel\s+differs\s+2\s+0.6667\s+12", text)
+    assert "params/dense/bias" not in text
+    assert "1 of 3 leaves are the same" in text
+    assert "3 of 3 leaves are the same" in ckpt("diff", home / "100", home / "100")
+    other = ckpt("diff", home / "100", home / "checkpoints" / "400.suspect", code=1)
+    assert "only in" in other
+
+
+def test_verify_finds_damage(home, tmp_path):
+    assert ckpt("verify", home).count(": good") == 3
+    copy = Path(shutil.copytree(home, tmp_path / "copy"))
+    largest = max((copy / "checkpoints" / "200").rglob("d/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[10] ^= 1
+    largest.write_bytes(data)
+    text = ckpt("verify", copy, code=1)
+    assert f"{copy}/checkpoints/200: DAMAGED" in text
+    assert f"file {largest.relative_to(copy / 'checkpoints' / '200')} has crc32c" in text
+    assert text.count(": good") == 2
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_export_is_read_by_others(home, tmp_path, kind):
+    path = tmp_path / f"out.{kind}"
+    text = ckpt("export", home, "--to", kind, "--out", path, "--include", "params/.*")
+    assert f"{path}: 2 leaves" in text
+    arrays = load_file(path) if kind == "safetensors" else dict(np.load(path))
+    assert sorted(arrays) == ["params/dense/bias", "params/dense/kernel"]
+    np.testing.assert_array_equal(arrays["params/dense/kernel"], np.full((3, 4), 3.0, np.float32))
+    assert arrays["params/dense/bias"].dtype == ("bfloat16" if kind == "safetensors" else np.float32)
+    assert "exists already" in ckpt("export", home, "--to", kind, "--out", path, code=2)
+
+
+def test_rm_pin_and_unpin(home, tmp_path):
+    copy = shutil.copytree(home, tmp_path / "copy")
+    ckpt("pin", copy, "100")
+    assert "100 is pinned; unpin it first" in ckpt("rm", copy, "100", code=2)
+    assert "pinned" in ckpt("list", copy)
+    ckpt("unpin", copy, "100")
+    ckpt("rm", copy, "100", "200", "400.suspect")
+    assert [line.split()[0] for line in ckpt("list", copy).splitlines()] == ["step", "300"]
+    assert "300 is the last checkpoint" in ckpt("rm", copy, "300", code=2)
+    ckpt("rm", copy, "300", "--force")
+    assert "holds no checkpoint" in ckpt("list", copy, code=2)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("directory", [path.name for path in sorted((FOLDER / "tf_checkpoint").glob("*/"))])
+def test_tensorflows_files_are_shown_and_compared(directory):
+    text = ckpt("show", FOLDER / "tf_checkpoint" / directory)
+    assert " leaves, " in text
+    prefix = next((FOLDER / "tf_checkpoint" / directory).glob("*.index")).with_suffix("")
+    assert "leaves are the same" in ckpt("diff", prefix, prefix)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "nowhere"), "nowhere is not there; wanted is a checkpoint"),
+        (("list", "nowhere"), "nowhere holds no checkpoint"),
+        (("rm", "HOME", "7"), "there is no checkpoint of step 7; there are [100, 200, 300]"),
+        (("rm", "HOME", "../300"), "a step is a whole number, got '../300'"),
+        (("show", "HOME", "--include", "("), "'(' is not a regular expression"),
+        (("export", "HOME", "--to", "pickles"), "pickles"),
+        (("export", "HOME", "--include", "nothing"), "none is chosen"),
+    ],
+)
+def test_mistakes_are_told_in_two_lines(home, arguments, said):
+    text = ckpt(*(home if each == "HOME" else each for each in arguments), code=2)
+    assert said in text
+    assert len(text.strip().splitlines()) <= 2
