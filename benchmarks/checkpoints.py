@@ -38,13 +38,17 @@ def seconds(work):
     return time.perf_counter() - start, result
 
 
-def one_round(tree, home: Path, times) -> dict:
-    """Save and restore once each way; the tree goes on being trained in between."""
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+def one_round(tree, home: Path, times, number: int):
+    """Save and restore once each way, in an order that changes; the tree goes on being trained in between."""
+    ways = [with_orbax, with_ftrain]
+    for way in ways if number % 2 else reversed(ways):
+        spent, tree = seconds(lambda: advance(tree))  # noqa: B023 - called at once
+        times["step alone"].append(spent)
+        tree = way(tree, home, times, number)
+    return tree
 
-    spent, tree = seconds(lambda: advance(tree))
-    times["step alone"].append(spent)
 
+def with_orbax(tree, home: Path, times, number: int):
     start = time.perf_counter()
     response = ocp.save_async(home / "orbax", tree)
     times["orbax blocked"].append(time.perf_counter() - start)
@@ -52,8 +56,11 @@ def one_round(tree, home: Path, times) -> dict:
     times["orbax next step"].append(spent)
     response.result()
     times["orbax total"].append(time.perf_counter() - start)
-    times["orbax restore"].append(seconds(lambda: ocp.load(home / "orbax", like))[0])
+    times["orbax restore"].append(seconds(lambda: ocp.load(home / "orbax", like(tree)))[0])
+    return tree
 
+
+def with_ftrain(tree, home: Path, times, number: int):
     with CheckpointManager(home / "ftrain") as manager:
         start = time.perf_counter()
         manager.save(1, tree)
@@ -62,23 +69,28 @@ def one_round(tree, home: Path, times) -> dict:
         times["ftrain next step"].append(spent)
         manager.wait()
         times["ftrain total"].append(time.perf_counter() - start)
-        for name, verify in (("ftrain verified restore", True), ("ftrain unverified restore", False)):
-            times[name].append(seconds(lambda verify=verify: manager.restore(like, verify=verify))[0])
+        for verify in (True, False) if number % 2 else (False, True):
+            spent, _ = seconds(lambda: manager.restore(like(tree), verify=verify))  # noqa: B023 - called at once
+            times[f"ftrain {'verified' if verify else 'unverified'} restore"].append(spent)
     return tree
+
+
+def like(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
 
 
 def measure(leaves: int, megabytes: int, rounds: int) -> dict[str, float]:
     tree, times = make_tree(leaves, megabytes), defaultdict(list)
     for number in range(rounds + 1):
         home = Path(tempfile.mkdtemp(prefix="checkpoints"))
-        tree = one_round(tree, home, times if number else defaultdict(list))  # the first warms up
+        tree = one_round(tree, home, times if number else defaultdict(list), number)  # the first warms up
         shutil.rmtree(home)
     return {name: statistics.median(spent) for name, spent in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     for name, (leaves, megabytes) in TREES.items():
         took = measure(leaves, megabytes, parser.parse_args().rounds)
         print(f"\n{name}")

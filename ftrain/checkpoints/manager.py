@@ -292,8 +292,13 @@ class CheckpointManager:
 
 def _in_background(work: Callable[[], T]) -> Future[T]:
     """Work in a thread of its own, which ends with it; the program does not end before it."""
+
+    def begin() -> T:
+        time.sleep(0.001)  # or the caller would wait for its turn, 5 ms each time, to leave here
+        return work()
+
     thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-    future = thread.submit(work)
+    future = thread.submit(begin)
     thread.shutdown(wait=False)
     return future
 

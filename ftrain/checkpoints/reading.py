@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Reading:
         self._directory, self._manifest, self._verify = directory, manifest, verify and manifest is not None
         self._leaves: Mapping[str, Leaf] = manifest.leaves if manifest else {}
         self._wrong: list[str] = []
+        self._checker, self._checking = ThreadPoolExecutor(1), deque[Future[None]]()
         specs = leaf_specs(directory)
         self.stored = open_leaves(directory, specs, [name for name in names if name in specs])
 
@@ -47,10 +49,24 @@ class Reading:
             except ValueError as error:
                 self._wrong.append(f"leaf {name} cannot be read: {in_one_line(error)}")
                 continue
-            if self._verify and not is_as_saved(value, self._leaves[name]):
-                self._wrong.append(f"leaf {name} has other values than were saved")
+            if self._verify:
+                self._check_value(name, value)
             used[name] = use(name, value)
         return used
+
+    def _check_value(self, name: str, value: np.ndarray) -> None:
+        """Whether a leaf is as it was saved; of a large one that is found out beside the rest of the work."""
+
+        def check() -> None:
+            if not is_as_saved(value, self._leaves[name]):
+                self._wrong.append(f"leaf {name} has other values than were saved")
+
+        if value.nbytes < LARGE:
+            check()
+            return
+        while len(self._checking) > 3:  # or values would be kept that are not needed any more
+            self._checking.popleft().result()
+        self._checking.append(self._checker.submit(check))
 
     def pieces(self, name: str, sharding: Any, dtype: Any) -> Any:
         """A leaf that is spread over processes: each reads its own pieces, and verifies those that were digested."""
@@ -65,8 +81,16 @@ class Reading:
 
         return jax.make_array_from_callback(stored.shape, sharding, read) if self._is_as_described(name) else None
 
-    def finish(self) -> None:
-        """All that is wrong, with files and with leaves, is one error."""
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """At the end, all that is wrong, with files and with leaves, is one error."""
+        self._checker.shutdown()
+        if kind is None:
+            self._tell()
+
+    def _tell(self) -> None:
         files = self._manifest if self._verify else None
         wrong = wrong_sums(self._directory, files, range(LARGE)) if files else []
         if files and self._wrong:

@@ -54,12 +54,11 @@ def _undescribed(directory: Path) -> dict[str, Stored]:
 def _read(directory: Path, manifest: Manifest | None, sources: dict[str, str], wanted: dict[str, Any], verify: bool):
     """The values of the leaves that are taken, by their names in the tree."""
     targets = {source: wanted[name] for name, source in sources.items()}
-    reading = Reading(directory, manifest, targets, verify=verify)
-    spread = [source for source in reading.stored if _is_spread_over_processes(targets[source])]
-    whole = [source for source in reading.stored if source not in spread]
-    values = reading.whole(whole, lambda source, value: _place(value, targets[source]))
-    values |= {source: reading.pieces(source, targets[source].sharding, targets[source].dtype) for source in spread}
-    reading.finish()
+    with Reading(directory, manifest, targets, verify=verify) as reading:
+        spread = [source for source in reading.stored if _is_spread_over_processes(targets[source])]
+        whole = [source for source in reading.stored if source not in spread]
+        values = reading.whole(whole, lambda source, value: _place(value, targets[source]))
+        values |= {source: reading.pieces(source, targets[source].sharding, targets[source].dtype) for source in spread}
     return {name: values[source] if source in values else _empty(wanted[name]) for name, source in sources.items()}
 
 
