@@ -8,28 +8,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.checkpoints import CheckpointManager, DamagedError
 
-port, index, count, directory, action = sys.argv[1:]
-if int(count) > 1:
-    jax.distributed.initialize(
-        f"127.0.0.1:{port}", int(count), int(index), coordinator_bind_address=f"127.0.0.1:{port}"
-    )
-mesh = Mesh(np.array(jax.devices()), ("data",))
-
 
 def spread(value, *axes):
-    value = np.asarray(value)
+    value, mesh = np.asarray(value), Mesh(np.array(jax.devices()), ("data",))
     return jax.make_array_from_callback(value.shape, NamedSharding(mesh, PartitionSpec(*axes)), lambda at: value[at])
 
 
 def tree(step: int):
     rows = np.arange(48, dtype=np.float32).reshape(8, 6) + 100 * step
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return {
-        "rows": spread(rows, "data"),
-        "whole": spread(rows),
-        "rng": jax.jit(jax.random.key, out_shardings=replicated)(step),
-        "number": step,
-    }
+    whole = spread(rows)
+    rng = jax.jit(jax.random.key, out_shardings=whole.sharding)(step)
+    return {"rows": spread(rows, "data"), "whole": whole, "rng": rng, "number": step}
 
 
 def numbers(tree) -> dict:
@@ -39,26 +28,37 @@ def numbers(tree) -> dict:
     return jax.tree.map(lambda leaf: leaf.tolist(), own)
 
 
-with CheckpointManager(directory, keep=2) as manager:
+def act(manager: CheckpointManager, action: str) -> None:
     if action == "save":
         for step in (1, 2, 3):
             manager.save(step, tree(step))
         manager.wait()
         assert manager.steps() == [2, 3], manager.steps()
-    if action == "save nan":
+    elif action == "save nan":
         manager.tell = print
         manager.save(9, tree(9) | {"rows": spread(np.where(np.arange(8) == 7, np.nan, 1.0), "data")})
         manager.wait()
         assert 9 not in manager.steps()
-    if action == "restore":
+    elif action == "restore":
         restored = manager.restore(like=tree(0))
         assert numbers(restored) == numbers(tree(3)), restored
         assert restored["rows"].sharding == tree(0)["rows"].sharding
-    if action == "restore damaged":
+    elif action == "restore damaged":
         try:
             manager.restore(like=tree(0), step=3)
         except DamagedError as error:
             print(error)
         else:
             raise SystemExit("the damage was not found")
-print("done", flush=True)
+
+
+def main(port: str, index: str, count: str, directory: str, action: str) -> None:
+    if int(count) > 1:
+        address = f"127.0.0.1:{port}"
+        jax.distributed.initialize(address, int(count), int(index), coordinator_bind_address=address)
+    with CheckpointManager(directory, keep=2) as manager:
+        act(manager, action)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
