@@ -21,6 +21,7 @@ lint: $(READY)
 bench: $(READY)
 	$(VENV)/bin/python benchmarks/loop.py
 	$(VENV)/bin/python benchmarks/optimizers.py
+	$(VENV)/bin/python benchmarks/checkpoints.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -58,6 +59,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until a run handles it, Ctrl-C ends the process: an exception could be lost in somebody's import.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    warnings.showwarning = _show_warning
     sys.path.append(os.getcwd())  # so that a config can name a task of the user's own in the working directory
     try:
         sys.exit(app(standalone_mode=False))
@@ -71,6 +73,11 @@ def main() -> None:
             raise
         hint = "\nftrain --traceback ... shows where" if error.__cause__ and "\n" not in str(error) else ""
         _fail("\n".join([f"{error}{hint}", *getattr(error, "__notes__", [])]), code)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """A warning for whoever typed a command: what it says, not the line of ours that said it."""
+    print(f"ftrain: {category.__name__}: {message}", file=sys.stderr, flush=True)
 
 
 def _exit_code(error: Exception) -> int | None:
