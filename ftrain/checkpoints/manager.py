@@ -11,12 +11,12 @@ from typing import Literal, TypeVar
 
 import jax
 
-from ftrain.checkpoints import writing
-from ftrain.checkpoints.catalog import Catalog, changing, committed, numbered, read_catalog
+from ftrain.checkpoints import keeping, writing
+from ftrain.checkpoints.catalog import committed, numbered, read_catalog
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, SaveError, in_one_line
 from ftrain.checkpoints.matching import Selection
 from ftrain.checkpoints.restoring import check_leaves, load
-from ftrain.checkpoints.retention import Record, Retention, best_of, rotate
+from ftrain.checkpoints.retention import Record, Retention, best_of
 from ftrain.checkpoints.snapshot import as_given, take
 from ftrain.tree import Tree
 
@@ -179,20 +179,13 @@ class CheckpointManager:
     def pin(self, step: int, pinned: bool = True) -> None:
         """Keep a checkpoint until it is unpinned, whatever else would delete it."""
         self._existing(step)
-        with changing(self.directory):
-            catalog = read_catalog(self.directory)
-            catalog.replace(step, pinned=pinned).write(self.directory)
+        keeping.pin(self.directory, step, pinned)
 
     def delete(self, step: int) -> None:
         """Delete a checkpoint; at no moment does half of one stand under its number."""
         self.wait()
-        path = self._existing(step)
-        with changing(self.directory):
-            catalog = read_catalog(self.directory)
-            if any(record.pinned for record in catalog.records if record.step == step):
-                raise CheckpointError(f"{path} is pinned; unpin it first")
-            writing.discard(path)
-            catalog.without(step).write(self.directory)
+        self._existing(step)
+        keeping.delete(self.directory, step)
 
     def close(self) -> None:
         self._entered = False
@@ -210,7 +203,11 @@ class CheckpointManager:
         try:
             suspicious = writing.write(order)
             if jax.process_index() == 0:
-                self._let_go_of_suspects() if suspicious else self._enter(order)
+                if suspicious:
+                    keeping.let_go_of_suspects(self.directory, self.retention.keep)
+                else:
+                    record = Record(order.step, order.time, order.metrics)
+                    keeping.enter(self.directory, record, self.retention, self._opened)
         except Exception as error:
             writing.abandon(order)
             raise self._failure(order.step, error) from error
@@ -220,27 +217,6 @@ class CheckpointManager:
         reason = in_one_line(error) if self._is_there() else f"{self.directory} is no longer there"
         there = f"still there: {', '.join(map(str, self.steps())) or 'none'}"
         return SaveError(f"{self._path(step)} was not saved: {reason}; checkpoints that are {there}")
-
-    def _enter(self, order: writing.Order) -> None:
-        with changing(self.directory):
-            catalog = read_catalog(self.directory)
-            others = [record for record in catalog.records if record.step != order.step]
-            after = max([order.time, *(record.time for record in others)])  # clocks are put back at times
-            records = [*others, Record(order.step, after, order.metrics)]
-            due = self._opened + (self.retention.every_hours or 0) * 3600
-            kept, leaving, due = rotate(
-                records, self.retention, due if catalog.keep_after is None else catalog.keep_after
-            )
-            Catalog(tuple(kept), due if self.retention.every_hours else None).write(self.directory)
-            for record in leaving:
-                writing.discard(self._path(record.step))
-
-    def _let_go_of_suspects(self) -> None:
-        if self.retention.keep is None:
-            return
-        suspects = sorted(self.directory.glob(f"*{writing.SUSPECT}"), key=lambda path: path.stat().st_mtime)
-        for path in suspects[: -self.retention.keep]:
-            writing.discard(path)
 
     def _measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
         measured = {name: float(value) for name, value in metrics.items()}
@@ -259,9 +235,11 @@ class CheckpointManager:
                 self._swept = self.directory.stat().st_ino
             if not self._is_there():  # Orbax would make it anew, and nobody would know what was lost
                 raise FileNotFoundError(f"{self.directory} is no longer there")
+            for damaged in self._damaged & {*numbered(self.directory)}:  # or it would count as one of the newest
+                writing.put_aside(self._path(damaged), writing.DAMAGED)
+            self._damaged.clear()
             if self._path(step).exists() and step not in self.steps():
-                writing.put_aside(self._path(step), writing.DAMAGED if step in self._damaged else writing.INCOMPLETE)
-                self._damaged.discard(step)
+                writing.put_aside(self._path(step), writing.INCOMPLETE)
         except OSError as error:
             raise self._failure(step, error) from error
 

@@ -182,6 +182,16 @@ def test_a_run_goes_on_where_a_damaged_checkpoint_stood(directory):
     assert (directory / "2.damaged").is_dir()
 
 
+def test_a_damaged_checkpoint_drives_out_no_good_one(directory):
+    (directory / "2" / "commit_success.txt").write_text("")
+    manager = CheckpointManager(directory, keep=2)
+    with pytest.warns(UserWarning, match="2 is damaged"):
+        manager.restore(like=tree())
+    manager.save(3, tree(3.0))
+    assert manager.steps() == [1, 3]
+    assert (directory / "2.damaged").is_dir()
+
+
 def test_two_whole_checkpoints_that_changed_places_are_found(directory):
     (directory / "1").rename(directory / "x")
     (directory / "2").rename(directory / "1")
