@@ -5,7 +5,7 @@ from pathlib import Path
 from ftrain.checkpoints.catalog import Catalog, committed, read_catalog
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.layout import COMMITTED, is_tree
-from ftrain.formats import is_tf_checkpoint, latest_tf_checkpoint
+from ftrain.formats import TfCheckpointError, is_tf_checkpoint, latest_tf_checkpoint
 
 _OF_A_RUN = "checkpoints"  # the directory of checkpoints, inside a run's
 
@@ -14,7 +14,12 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     """The checkpoint that was saved last in a directory: ftrain's, or the prefix of one of TensorFlow's."""
     directory = Path(directory)
     records = read_catalog(directory).records
-    return directory / str(records[-1].step) if records else latest_tf_checkpoint(directory)
+    if records:
+        return directory / str(records[-1].step)
+    try:
+        return latest_tf_checkpoint(directory)
+    except TfCheckpointError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def checkpoint_exists(path: str | Path) -> bool:

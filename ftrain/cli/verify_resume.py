@@ -1,6 +1,7 @@
 """ftrain verify-resume CONFIG [key=value ...]"""
 
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -33,13 +34,19 @@ def verify_resume(
 
     if processes > 1:
         raise typer.BadParameter("several processes cannot be started from here yet: --processes must be 1")
-    home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
     if directory is not None and directory.exists() and any(directory.iterdir()):
         raise typer.BadParameter(f"{directory} is not empty")
+    home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
     overrides = [*(overrides or []), *_more_saves(config, overrides or [])]
-    killer = Killer(config, overrides, home, seed)
-    with killer:
-        difference = _compare(killer, kills)
+    for number in (signal.SIGINT, signal.SIGTERM):  # which must end the process that trains, too
+        signal.signal(number, signal.default_int_handler)
+    difference = None
+    try:
+        with Killer(config, overrides, home, seed) as killer:
+            difference = _compare(killer, kills)
+    finally:
+        if directory is None and difference is None:
+            shutil.rmtree(home, ignore_errors=True)
     if difference is not None:
         typer.echo(f"DIFFERENT: {difference}\nboth runs are kept in {home}")
         raise typer.Exit(1)
@@ -47,8 +54,6 @@ def verify_resume(
         f"the same, bit for bit: {killer.compared:,} steps of {killer.count} resumed runs, after {killer.kills} kills "
         f"({killer.inside} of them inside of a save), and the final state"
     )
-    if directory is None:
-        shutil.rmtree(home)
 
 
 def _compare(killer: "Killer", kills: int) -> str | None:

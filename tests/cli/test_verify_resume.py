@@ -1,8 +1,11 @@
 """ftrain verify-resume: it says yes to a run that can be resumed, and no to one that cannot."""
 
 import re
+import signal
+import subprocess
+import time
 
-from command import run, write_config
+from command import environment, run, start, write_config
 
 
 def test_a_run_that_resumes_bit_for_bit_is_proven_to(tmp_path):
@@ -25,6 +28,22 @@ def test_a_run_that_does_not_is_found_out_with_step_and_leaf(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"DIFFERENT: step \d+: state leaf (params|opt_state)/\S+", done.stdout)
     assert "both runs are kept in" in done.stdout
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
+    config = write_config(tmp_path, steps=100_000, every=100)
+    process = start("verify-resume", config, env=environment() | {"TMPDIR": str(tmp_path)})
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("verify-resume-*/straight/ledger.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert not list(tmp_path.glob("verify-resume-*"))
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert f"{tmp_path}/verify-resume" not in listed
 
 
 def test_too_few_steps_for_the_kills_is_said(tmp_path):
