@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+import operator
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 
@@ -97,8 +98,7 @@ class CheckpointManager:
 
         A step that is there already is an error, unless `overwrite`: then the old one goes when the new is complete.
         """
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise CheckpointError(f"a step must be a whole number >= 0, got {step!r}")
+        step = _as_step(step)
         self.wait()
         measured = self._measured(metrics or {})
         held = take(tree)
@@ -266,6 +266,17 @@ class CheckpointManager:
 
     def _path(self, step: int) -> Path:
         return self.directory / str(step)
+
+
+def _as_step(step: Any) -> int:
+    """A step as a plain number; it may be one of numpy's or jax's."""
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise CheckpointError(f"a step must be a whole number >= 0, got {step!r}")
+    return number
 
 
 def _in_background(work: Callable[[], T]) -> Future[T]:

@@ -75,7 +75,10 @@ def abandon(order: Order) -> None:
     """Remove what was written of a checkpoint that could not be finished: its space may be what was missing."""
     if jax.process_index() == 0 and order.directory.is_dir():
         for path in order.directory.glob(f"{order.step}{SAVING}*"):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def discard(path: Path) -> None:

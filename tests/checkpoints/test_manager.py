@@ -164,7 +164,14 @@ def test_keeping_none_is_refused(tmp_path):
         CheckpointManager(tmp_path, keep=0)
 
 
-@pytest.mark.parametrize("step", [-1, 2.5, "x"])
+@pytest.mark.parametrize("step", [np.int64(7), jnp.int32(7), np.array(7)])
+def test_a_step_may_be_a_number_of_numpy_or_jax(manager, step):
+    manager.save(step, tree())
+    manager.wait()
+    assert manager.steps() == [7]
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, "x", True, None])
 def test_a_step_that_is_no_number_is_refused(manager, step):
     with pytest.raises(CheckpointError, match="a step must be a whole number >= 0"):
         manager.save(step, tree())
