@@ -6,15 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from ftrain.checkpoints.casting import cast, kind_of
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.vocabulary import Vocabularies, describe_misfit, transfer
 from ftrain.packed import pack_like, unpack
 from ftrain.tree import Tree, leaves_with_names
 
-_KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)  # a value is cast within its kind only
 SUGGESTED = 8  # missing names for which near ones are looked up: among many names that takes its time
 
 
@@ -54,9 +53,10 @@ def assign(
     def load(name: str, leaf: Any) -> Any:
         array, source = as_array(leaf), sources[name]
         if name not in vocabs:
-            return _place(_cast(reader.read(source), array.dtype, name), leaf)
+            # A copy, because jax on a CPU may go on using the memory that it is given.
+            return _place(cast(reader.read(source), array.dtype, name, copy=True), leaf)
         own_key = jax.random.fold_in(jax.random.key(0) if key is None else key, zlib.crc32(name.encode()))
-        old = _cast(reader.read(source), array.dtype, name, copy=False)
+        old = cast(reader.read(source), array.dtype, name)
         return _place(transfer(vocabs[name], old, array.shape, own_key), leaf)
 
     leaves = [load(name, leaf) if name in sources else leaf for name, leaf in named]
@@ -92,26 +92,6 @@ def as_array(leaf: Any) -> Any:
     """Something with the shape and the dtype of a leaf, also of a plain number."""
     is_array = isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic))
     return leaf if is_array else np.asarray(leaf)
-
-
-def kind_of(dtype: Any) -> type | None:
-    """Booleans, integers, reals or complex numbers; None for keys, text and objects."""
-    try:
-        return next((kind for kind in _KINDS if jnp.issubdtype(np.dtype(dtype), kind)), None)
-    except TypeError:  # not a dtype of numpy's
-        return None
-
-
-def _cast(value: np.ndarray, dtype: np.dtype, name: str, *, copy: bool = True) -> np.ndarray:
-    """The value in a leaf's dtype. A copy, because jax on a CPU may go on using the memory that it is given."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = value.astype(dtype, copy=copy)
-    if cast.dtype == value.dtype:
-        return cast
-    is_lost = cast != value if kind_of(dtype) is np.integer else np.isfinite(cast) != np.isfinite(value)
-    if np.any(is_lost):
-        raise CheckpointError(f"leaf {name} is {value.dtype} in the checkpoint, with values too large for {dtype}")
-    return cast
 
 
 def _place(value: np.ndarray, leaf: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from ftrain.checkpoints.errors import DamagedError
 from ftrain.checkpoints.files import write_whole
 from ftrain.checkpoints.layout import COMMITTED
 from ftrain.checkpoints.manifest import read_manifest
-from ftrain.checkpoints.retention import KEPT, NEWEST, PASSED, Record
+from ftrain.checkpoints.retention import KEPT, NEWEST, PASSED, Record, Retention
 
 NAME = "checkpoints.json"
+REPLACED = ".replaced"  # behind a step: the old one, while a new one takes its place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Catalog:
 
     records: tuple[Record, ...] = ()
     keep_after: float | None = None  # when the next one is due to be kept for good
+    retention: Retention = dataclasses.field(default_factory=Retention)  # by which those that stay were chosen last
 
     def replace(self, step: int, **changes: Any) -> "Catalog":
         changed = (dataclasses.replace(each, **changes) if each.step == step else each for each in self.records)
@@ -36,6 +39,7 @@ class Catalog:
         contents = {
             "latest": self.records[-1].step if self.records else None,
             "keep_after": self.keep_after,
+            "retention": dataclasses.asdict(self.retention),
             "checkpoints": [dataclasses.asdict(record) for record in self.records],
         }
         write_whole(directory / NAME, json.dumps(contents, indent=1) + "\n")
@@ -44,15 +48,22 @@ class Catalog:
 def numbered(directory: Path) -> list[int]:
     """The steps that there are directories of, finished or not, smallest first."""
     try:
-        names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
+        names = [path.name.removesuffix(REPLACED) for path in directory.iterdir() if path.is_dir()]
     except OSError:
         return []
-    return sorted(int(name) for name in names if str(int(name)) == name)
+    return sorted({int(name) for name in names if name.isdecimal() and str(int(name)) == name})
 
 
 def committed(directory: Path) -> list[int]:
     """The steps whose checkpoints were finished, smallest first."""
-    return [step for step in numbered(directory) if (directory / str(step) / COMMITTED).exists()]
+    return [step for step in numbered(directory) if (path_of(directory, step) / COMMITTED).exists()]
+
+
+def path_of(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step is: while it is being replaced, for a moment, not under its own name."""
+    path = directory / str(step)
+    aside = path.with_name(f"{step}{REPLACED}")
+    return aside if aside.exists() and not path.exists() else path
 
 
 def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog:
@@ -65,8 +76,10 @@ def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog
     listed = _read(directory / NAME)
     records = [record for record in listed.records if record.step in steps] if listed else []
     unlisted = sorted(set(steps) - {record.step for record in records})
-    records += [_discover(directory / str(step), is_ours=listed is not None) for step in unlisted]
-    return Catalog(tuple(sorted(records, key=lambda record: record.time)), listed.keep_after if listed else None)
+    found = [_discover(path_of(directory, step), step, is_ours=listed is not None) for step in unlisted]
+    records += [record for record in found if record is not None]
+    in_order = tuple(sorted(records, key=lambda record: record.time))
+    return dataclasses.replace(listed or Catalog(), records=in_order)
 
 
 @contextmanager
@@ -82,11 +95,16 @@ def changing(directory: Path) -> Iterator[None]:
 
 def _read(path: Path) -> Catalog | None:
     try:
+        if not path.is_file():
+            return None
         contents = json.loads(path.read_text())
         records = tuple(_record(each) for each in contents["checkpoints"])
         after = contents["keep_after"]
-        return Catalog(records, None if after is None else float(after))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        retention = Retention(**contents["retention"])
+        if len({record.step for record in records}) < len(records):
+            raise ValueError("a step is listed twice")
+        return Catalog(records, None if after is None else float(after), retention)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -95,15 +113,20 @@ def _record(contents: dict[str, Any]) -> Record:
     if role not in (NEWEST, KEPT, PASSED):
         raise ValueError(f"a checkpoint is not {role}")
     metrics = {str(name): float(value) for name, value in contents["metrics"].items()}
-    return Record(int(contents["step"]), float(contents["time"]), metrics, role, bool(contents["pinned"]))
+    record = Record(int(contents["step"]), float(contents["time"]), metrics, role, bool(contents["pinned"]))
+    datetime.fromtimestamp(record.time)  # which says if it is no time
+    return record
 
 
-def _discover(path: Path, is_ours: bool) -> Record:
-    """A checkpoint that the catalog does not list."""
+def _discover(path: Path, step: int, is_ours: bool) -> Record | None:
+    """A checkpoint that the catalog does not list; None if it has just been deleted."""
     try:
         manifest = read_manifest(path)
     except DamagedError:
         manifest = None
-    if manifest is None:
-        return Record(int(path.name), path.stat().st_mtime, role=KEPT)
-    return Record(int(path.name), manifest.time, manifest.metrics, NEWEST if is_ours else KEPT)
+    if manifest is not None:
+        return Record(step, manifest.time, manifest.metrics, NEWEST if is_ours else KEPT)
+    try:
+        return Record(step, path.stat().st_mtime, role=KEPT)
+    except OSError:
+        return None

@@ -1,6 +1,6 @@
 """Exporting: the leaves of a checkpoint as one file that other programs read."""
 
-import re
+import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.files import sync
+from ftrain.checkpoints.matching import Selection, as_patterns
 from ftrain.checkpoints.reader import CheckpointReader
 
 Format = Literal["safetensors", "npz"]
@@ -20,17 +21,20 @@ def export(
     path: Path,
     to: Format,
     *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     done: Callable[[str], None] = lambda name: None,
 ) -> list[str]:
     """Write the leaves whose whole names match to `path`, all at once when it is complete; the answer are their names.
 
     numpy's own format knows no bfloat16 and its like: those become float32 there, which holds all their values.
     """
-    names = [name for name in reader.variables if _is_chosen(name, include, exclude)]
+    chosen = Selection(include=as_patterns(include), exclude=as_patterns(exclude))
+    names = [name for name in reader.variables if chosen.takes(name)]
     if not names:
-        raise CheckpointError(f"{reader.path}: of its {len(reader.variables)} leaves none is chosen")
+        raise CheckpointError(f"{reader.path}: of its {len(reader.variables)} leaves none is chosen by its whole name")
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path} cannot be written: there is no directory {path.parent}")
     text = [name for name in names if reader.variables[name].dtype == "string"]
     if text:
         raise CheckpointError(f"{reader.path}: leaf {text[0]} is text, which {to} does not hold; exclude it")
@@ -38,6 +42,7 @@ def export(
     try:
         {"safetensors": _write_safetensors, "npz": _write_npz}[to](reader, names, beside, done)
         sync(beside)
+        beside.chmod(0o666 & ~_umask())  # safetensors would keep others from reading it
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
@@ -45,13 +50,17 @@ def export(
 
 
 def _write_safetensors(reader: CheckpointReader, names: Sequence[str], path: Path, done: Callable[[str], None]) -> None:
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     arrays: dict[str, np.ndarray] = {}
     for name in names:
-        arrays[name] = np.ascontiguousarray(reader.read(name))
+        arrays[name] = np.asarray(reader.read(name), order="C")
         done(name)
-    save_file(arrays, path)
+    try:
+        save_file(arrays, path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{reader.path}: safetensors does not take it: {error}") from error
 
 
 def _write_npz(reader: CheckpointReader, names: Sequence[str], path: Path, done: Callable[[str], None]) -> None:
@@ -64,6 +73,7 @@ def _write_npz(reader: CheckpointReader, names: Sequence[str], path: Path, done:
             done(name)
 
 
-def _is_chosen(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
-    is_included = not include or any(re.fullmatch(pattern, name) for pattern in include)
-    return is_included and not any(re.fullmatch(pattern, name) for pattern in exclude)
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

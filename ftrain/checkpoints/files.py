@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -30,5 +31,6 @@ def list_files(directory: Path) -> dict[str, int]:
     for root, _, names in os.walk(directory):
         for name in names:
             path = Path(root, name)
-            found[path.relative_to(directory).as_posix()] = path.lstat().st_size
+            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                found[path.relative_to(directory).as_posix()] = path.lstat().st_size
     return found

@@ -11,8 +11,8 @@ _OF_A_RUN = "checkpoints"  # the directory of checkpoints, inside a run's
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The checkpoint that was saved last in a directory: ftrain's, or the prefix of one of TensorFlow's."""
-    directory = Path(directory)
+    """The checkpoint that was saved last in a directory of them or of a run; or the prefix of TensorFlow's latest."""
+    directory = directory_of(directory)
     records = read_catalog(directory).records
     if records:
         return directory / str(records[-1].step)
@@ -25,12 +25,13 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
 def checkpoint_exists(path: str | Path) -> bool:
     """Whether a path is that of a finished checkpoint, ftrain's or plain Orbax's, or the prefix of TensorFlow's."""
     path = Path(path)
-    return is_tf_checkpoint(path) or (is_tree(path) and (path / COMMITTED).exists())
+    inside = path.parent / _OF_A_RUN / path.name
+    return is_tf_checkpoint(path) or any((each / COMMITTED).exists() and is_tree(each) for each in (path, inside))
 
 
 def checkpoint_state(directory: str | Path) -> Catalog | None:
     """What a directory's catalog says, made to agree with the disk; None if there is nothing."""
-    catalog = read_catalog(Path(directory))
+    catalog = read_catalog(directory_of(directory))
     return catalog if catalog.records else None
 
 
@@ -41,11 +42,10 @@ def locate(path: str | Path) -> Path:
         return path.with_suffix("")
     if is_tf_checkpoint(path) or is_tree(path):
         return path
-    if path.name.isdecimal() and is_tree(inside := path.parent / _OF_A_RUN / path.name):
+    if is_tree(inside := path.parent / _OF_A_RUN / path.name):  # RUN/500 for short, or RUN/500.suspect
         return inside
-    for directory in (path, path / _OF_A_RUN):
-        if directory.is_dir() and (latest := latest_checkpoint(directory)) is not None:
-            return latest
+    if path.is_dir() and (latest := latest_checkpoint(path)) is not None:
+        return latest
     what = "holds no checkpoint" if path.is_dir() else "is not there"
     raise CheckpointError(
         f"{path} {what}; wanted is a checkpoint, a directory of checkpoints or of a run, or a prefix of TensorFlow's"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ftrain.checkpoints.finding import directory_of
 from ftrain.checkpoints.manager import CheckpointManager
 
 POLL = 0.5  # seconds between two looks at the directory
@@ -22,9 +23,8 @@ def wait_for_checkpoint(
     Waits at most `timeout` seconds, for ever if that is None, and only until `stop` says so.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    manager = CheckpointManager(directory)
     while True:
-        newest = manager.latest()
+        newest = CheckpointManager(directory_of(directory)).latest()  # it may only now become a run's
         if newest is not None and newest > after:
             return newest
         if stop() or (deadline is not None and time.monotonic() >= deadline):

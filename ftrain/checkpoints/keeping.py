@@ -1,6 +1,8 @@
 """Keeping a directory of checkpoints: entering a new one, pinning, and letting go of what is no longer wanted."""
 
+import dataclasses
 from pathlib import Path
+from typing import Literal
 
 from ftrain.checkpoints.catalog import Catalog, changing, read_catalog
 from ftrain.checkpoints.errors import CheckpointError
@@ -17,25 +19,28 @@ def enter(directory: Path, record: Record, retention: Retention, opened: float) 
     with changing(directory):
         catalog = read_catalog(directory)
         others = [each for each in catalog.records if each.step != record.step]
-        latest = max([record.time, *(each.time for each in others)])  # clocks are put back at times
-        records = [*others, Record(record.step, latest, record.metrics)]
+        is_pinned = any(each.pinned for each in catalog.records if each.step == record.step)  # the one it replaces
+        records = [*others, dataclasses.replace(record, pinned=is_pinned)]
         first = opened + (retention.every_hours or 0) * 3600
         kept, leaving, due = rotate(records, retention, first if catalog.keep_after is None else catalog.keep_after)
-        Catalog(tuple(kept), due if retention.every_hours else None).write(directory)
+        Catalog(tuple(kept), due if retention.every_hours else None, retention).write(directory)
         for each in leaving:
             discard(directory / str(each.step))
 
 
-def let_go_of_suspects(directory: Path, keep: int | None) -> None:
-    """Of what was put aside as suspect, only the newest stay."""
+def let_go_of_suspects(directory: Path, keep: int | Literal["all"]) -> None:
+    """Of what was put aside as suspect, the first stays, which is nearest to the cause, and the newest others."""
     suspects = sorted(directory.glob(f"*{SUSPECT}"), key=lambda path: path.stat().st_mtime)
-    for path in suspects[:-keep] if keep is not None else []:
+    for path in suspects[1 : max(1, len(suspects) - keep + 1)] if keep != "all" else []:
         discard(path)
 
 
 def pin(directory: Path, step: int, pinned: bool) -> None:
     with changing(directory):
-        read_catalog(directory).replace(step, pinned=pinned).write(directory)
+        catalog = read_catalog(directory)
+        if not any(record.step == step for record in catalog.records):
+            raise CheckpointError(f"{directory}: the checkpoint of step {step} has just been deleted")
+        catalog.replace(step, pinned=pinned).write(directory)
 
 
 def delete(directory: Path, step: int) -> None:

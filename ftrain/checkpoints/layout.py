@@ -50,9 +50,8 @@ class Stored(NamedTuple):
 
 def is_tree(directory: Path) -> bool:
     """Whether a directory is a checkpoint, finished or not, good or damaged, and not a directory of them."""
-    return any((directory / name).exists() for name in (_METADATA, "_CHECKPOINT_METADATA", COMMITTED)) or any(
-        directory.glob(f"*/{_METADATA}")
-    )
+    marks = [directory / name for name in (_METADATA, "_CHECKPOINT_METADATA", COMMITTED)]
+    return any(path.exists() for path in (*marks, *_inner(directory)))
 
 
 def leaf_specs(directory: Path) -> Specs:
@@ -75,8 +74,13 @@ def leaf_specs(directory: Path) -> Specs:
 def open_leaves(directory: Path, specs: Specs, names: Iterable[str]) -> dict[str, Stored]:
     """Leaves that are ready to be read; of their values nothing is read yet."""
     context = ts.Context(_UNCACHED)  # a new one: it would remember what stood at the same path before
-    opening = {name: ts.open(specs[name], open=True, read=True, context=context) for name in names}
+    opening: dict[str, Any] = {}
     opened: dict[str, Stored] = {}
+    for name, spec in ((name, specs[name]) for name in names):
+        try:
+            opening[name] = ts.open(spec, open=True, read=True, context=context)
+        except (ValueError, RuntimeError) as error:  # a name that cannot be one, say
+            raise DamagedError(directory, [f"leaf {name!r} cannot be read: {in_one_line(error)}"]) from error
     for name, future in opening.items():
         try:
             array = future.result()
@@ -90,7 +94,7 @@ def _home(directory: Path) -> Path:
     """The directory that holds the tree: one of the checkpoint's, or itself."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a checkpoint: there is no such directory")
-    candidates = [directory / _METADATA, *sorted(directory.glob(f"*/{_METADATA}"))]
+    candidates = [directory / _METADATA, *_inner(directory)]
     homes = [path.parent for path in candidates if path.exists()]
     if not homes:
         raise DamagedError(directory, [f"file {_METADATA} is missing"])
@@ -98,6 +102,11 @@ def _home(directory: Path) -> Path:
         names = ", ".join(home.name for home in homes)
         raise CheckpointError(f"{directory} holds several trees: {names}; name one of them, as {homes[0]}")
     return homes[0]
+
+
+def _inner(directory: Path) -> list[Path]:
+    """The metadata of trees inside of a checkpoint; what has a number for a name is a checkpoint of its own."""
+    return [path for path in sorted(directory.glob(f"*/{_METADATA}")) if not path.parent.name.isdecimal()]
 
 
 def _spec(home: Path, key: str, driver: str, is_database: bool) -> dict[str, Any]:

@@ -27,6 +27,13 @@ def hold(path: Path, what: str) -> IO[str]:
     return lock
 
 
+def wait_for(path: Path) -> IO[str]:
+    """Take a lock as soon as nobody else holds it, until the answer is closed or this process ends."""
+    lock = open(path, "a+")  # noqa: SIM115 - it is held open for as long as the lock is
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
 def is_held(path: Path) -> bool:
     """Whether somebody holds a lock."""
     if not path.exists():

@@ -3,23 +3,27 @@
 import dataclasses
 import math
 import operator
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 import jax
 
 from ftrain.checkpoints import keeping, writing
-from ftrain.checkpoints.catalog import committed, numbered, read_catalog
+from ftrain.checkpoints.catalog import committed, numbered, path_of, read_catalog
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, SaveError, in_one_line
-from ftrain.checkpoints.matching import Selection
+from ftrain.checkpoints.lock import wait_for
+from ftrain.checkpoints.matching import Selection, as_patterns
 from ftrain.checkpoints.restoring import check_leaves, load
 from ftrain.checkpoints.retention import Record, Retention, best_of
 from ftrain.checkpoints.snapshot import as_given, take
 from ftrain.tree import Tree
+
+LOCK = ".writer.lock"  # held by whoever writes a checkpoint, while it does
 
 T = TypeVar("T")
 
@@ -35,8 +39,9 @@ class CheckpointManager:
     end of the program, it returns when all is written. A checkpoint appears under its number all at once, when it is
     complete, and an older one is deleted only after that. Opening a directory does not change it.
 
-    The newest `keep` stay (None: all), and beside them one every `keep_every_steps` steps, one every `keep_every_hours`
-    hours, and the `keep_best` best by `best_metric` of the metrics that were given to `save`. What is pinned stays too.
+    The newest `keep` stay ("all" of them, if you like), and beside them one every `keep_every_steps` steps, one every
+    `keep_every_hours` hours, and the `keep_best` best by `best_metric` of the metrics that were given to `save`, where
+    `best_mode` says whether the smallest ("min") or the largest ("max") are better. What is pinned stays too.
 
     A tree with a leaf that is not finite is written aside, as `STEP.suspect`, and never becomes the latest. Leaves
     whose name matches a pattern of `may_be_infinite` are not looked at. `tell` is called with what was put aside, or
@@ -47,23 +52,23 @@ class CheckpointManager:
         self,
         directory: str | Path,
         *,
-        keep: int | None = 3,
+        keep: int | Literal["all"] = 3,
         keep_every_steps: int | None = None,
         keep_every_hours: float | None = None,
         keep_best: int = 0,
         best_metric: str = "loss",
-        best_mode: Literal["min", "max"] = "min",
-        may_be_infinite: Sequence[str] = (),
+        best_mode: Literal["min", "max"] | None = None,
+        may_be_infinite: str | Sequence[str] = (),
         tell: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ):
         self.directory = Path(directory).absolute()  # Orbax takes no relative paths
         self.retention = Retention(keep, keep_every_steps, keep_every_hours, keep_best, best_metric, best_mode)
-        self.may_be_infinite = tuple(may_be_infinite)
+        self.may_be_infinite = as_patterns(may_be_infinite)
         Selection(include=self.may_be_infinite)  # which says if one is not a pattern
         self.tell = tell or (lambda text: warnings.warn(text, stacklevel=3))
         self._clock, self._opened = clock, clock()
-        self._unfinished: tuple[int, Future[list[str]]] | None = None
+        self._unfinished: Future[list[str]] | None = None
         self._damaged: set[int] = set()  # steps that were found to be
         self._swept: int | None = None  # the directory, once it was put in order
         self._entered = False
@@ -86,6 +91,11 @@ class CheckpointManager:
         found = {path.name.partition(".")[0] for path in self.directory.glob(f"*{writing.SAVING}*")}
         return sorted(int(step) for step in found if step.isdecimal())
 
+    def suspects(self) -> list[int]:
+        """The steps whose state was put aside, because it was not finite."""
+        found = {path.name.removesuffix(writing.SUSPECT) for path in self.directory.glob(f"*{writing.SUSPECT}")}
+        return sorted(int(step) for step in found if step.isdecimal())
+
     def best(self) -> int | None:
         """The step with the best metric, of those that are there."""
         best = best_of(self.checkpoints(), self.retention, 1)
@@ -102,11 +112,12 @@ class CheckpointManager:
         self.wait()
         measured = self._measured(metrics or {})
         held = take(tree)
-        self._make_room(step, overwrite)
-        order = writing.Order(self.directory, step, held, self._clock(), measured, self.may_be_infinite)
+        lock = self._make_room(step, overwrite)
+        now = max([self._clock(), *(record.time for record in self.checkpoints())])  # clocks are put back at times
+        order = writing.Order(self.directory, step, held, now, measured, self.may_be_infinite)
         if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
             order = dataclasses.replace(order, begun=writing.begin(order.staged, as_given(tree)))
-        self._unfinished = step, _in_background(lambda: self._finish(order))
+        self._unfinished = _in_background(lambda: self._finish(order, lock))
         if not self._entered:
             self.wait()
 
@@ -116,8 +127,8 @@ class CheckpointManager:
         step: int | None = None,
         *,
         strict: bool = True,
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
         rename: Mapping[str, str] | None = None,
         cast: bool = False,
         verify: bool = True,
@@ -132,21 +143,21 @@ class CheckpointManager:
         numbers take the dtypes of `like`. Without `strict`, leaves that are missing or do not fit keep their values.
         """
         self.wait()
-        selection = Selection(strict, tuple(include), tuple(exclude), dict(rename or {}), cast)
+        selection = Selection(strict, as_patterns(include), as_patterns(exclude), dict(rename or {}), cast)
         if step is not None:
             return load(self._existing(step), like, selection, verify=verify)
         found: list[DamagedError] = []
         while (newest := self.newest()) is not None:
             try:
                 tree = load(self._path(newest), like, selection, verify=verify)
-            except DamagedError as error:
+            except (CheckpointError, OSError) as error:
+                found += self._damage(newest, error)
                 self._damaged.add(newest)
-                found += [error] if error.path.exists() else []  # or it was only deleted meanwhile
                 continue
             if found:
                 self.tell(_what_was_lost(found, newest))
             return tree
-        raise found[0] if found else self._nothing()
+        raise _all_of_them(found) if found else self._nothing()
 
     def check(self, like: Tree, step: int | None = None) -> Path:
         """The path of a checkpoint, if it is there and its leaves are those of `like`; no values are looked at."""
@@ -157,24 +168,29 @@ class CheckpointManager:
         for record in reversed(self.checkpoints()):
             try:
                 check_leaves(self._path(record.step), like)
-            except DamagedError as error:
-                found.append(error)  # and an older one will be restored
+            except (CheckpointError, OSError) as error:
+                found += self._damage(record.step, error)  # and an older one will be restored
             else:
                 return self._path(record.step)
-        raise found[0] if found else self._nothing()
+        raise _all_of_them(found) if found else self._nothing()
+
+    def _damage(self, step: int, error: CheckpointError | OSError) -> list[DamagedError]:
+        """What is wrong with a checkpoint that could not be read; nothing, if a process that saves here deleted it."""
+        if not self._path(step).exists():
+            return []
+        if not isinstance(error, DamagedError):
+            raise error
+        return [error]
 
     def wait(self) -> None:
         """Wait for the save that is under way; what went wrong in it is raised here."""
         if self._unfinished is None:
             return
-        step, future = self._unfinished
+        future = self._unfinished
+        wait([future])  # an interrupt here leaves everything as it is
         self._unfinished = None
-        if suspicious := future.result():
-            self.tell(
-                f"{self._path(step)}{writing.SUSPECT}: not finite: {', '.join(suspicious[:3])}"
-                f"{', ...' if len(suspicious) > 3 else ''}; it was put aside and is not the latest "
-                "(may_be_infinite names leaves that may be so)"
-            )
+        for text in future.result():
+            self.tell(text)
 
     def pin(self, step: int, pinned: bool = True) -> None:
         """Keep a checkpoint until it is unpinned, whatever else would delete it."""
@@ -198,20 +214,38 @@ class CheckpointManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _finish(self, order: writing.Order) -> list[str]:
-        """In a thread: write, enter it into the catalog, and let go of what is no longer to be kept."""
+    def _finish(self, order: writing.Order, lock: IO[str] | None) -> list[str]:
+        """In a thread: write, and let go of what is no longer to be kept; the answer is what there is to tell."""
         try:
             suspicious = writing.write(order)
-            if jax.process_index() == 0:
-                if suspicious:
-                    keeping.let_go_of_suspects(self.directory, self.retention.keep)
-                else:
-                    record = Record(order.step, order.time, order.metrics)
-                    keeping.enter(self.directory, record, self.retention, self._opened)
         except Exception as error:
             writing.abandon(order)
             raise self._failure(order.step, error) from error
-        return suspicious
+        else:
+            return [*self._suspicion(order.step, suspicious), *self._keep(order, bool(suspicious))]
+        finally:
+            if lock is not None:
+                lock.close()
+
+    def _keep(self, order: writing.Order, is_suspect: bool) -> list[str]:
+        """Enter a checkpoint into the catalog. It is written, so what goes wrong from here on is only told."""
+        try:
+            if jax.process_index() == 0 and is_suspect:
+                keeping.let_go_of_suspects(self.directory, self.retention.keep)
+            elif jax.process_index() == 0:
+                record = Record(order.step, order.time, order.metrics)
+                keeping.enter(self.directory, record, self.retention, self._opened)
+        except OSError as error:
+            return [f"{self._path(order.step)} was saved, but what it takes the place of was not let go: {error}"]
+        return []
+
+    def _suspicion(self, step: int, leaves: list[str]) -> list[str]:
+        if not leaves:
+            return []
+        named = ", ".join(leaves[:3]) + (", ..." if len(leaves) > 3 else "")
+        path = self.directory / f"{step}{writing.SUSPECT}"
+        why = "it was put aside and is not the latest (may_be_infinite names leaves that may be so)"
+        return [f"{path}: not finite: {named}; {why}"]
 
     def _failure(self, step: int, error: Exception) -> SaveError:
         reason = in_one_line(error) if self._is_there() else f"{self.directory} is no longer there"
@@ -222,26 +256,33 @@ class CheckpointManager:
         measured = {name: float(value) for name, value in metrics.items()}
         return {name: value for name, value in measured.items() if math.isfinite(value)}
 
-    def _make_room(self, step: int, overwrite: bool) -> None:
-        """See to it that nothing stands where the checkpoint is to be."""
+    def _make_room(self, step: int, overwrite: bool) -> IO[str] | None:
+        """See to it that nothing stands where the checkpoint is to be; answers with the lock of who writes here."""
+        lock = self._put_in_order(step) if jax.process_index() == 0 else None
         if step in self.steps() and not overwrite:
-            raise CheckpointError(f"{self._path(step)} exists already; checkpoints are never written over unasked")
-        if jax.process_index() != 0:
-            return
+            if lock is not None:
+                lock.close()
+            raise CheckpointError(f"{self._path(step)} exists already; overwrite=True would replace it")
+        return lock
+
+    def _put_in_order(self, step: int) -> IO[str]:
         try:
             if self._swept is None:
                 self.directory.mkdir(parents=True, exist_ok=True)
-                writing.sweep(self.directory)
-                self._swept = self.directory.stat().st_ino
             if not self._is_there():  # Orbax would make it anew, and nobody would know what was lost
                 raise FileNotFoundError(f"{self.directory} is no longer there")
+            lock = wait_for(self.directory / LOCK)
+            if self._swept is None:
+                writing.sweep(self.directory)
+                self._swept = self.directory.stat().st_ino
             for damaged in self._damaged & {*numbered(self.directory)}:  # or it would count as one of the newest
                 writing.put_aside(self._path(damaged), writing.DAMAGED)
             self._damaged.clear()
-            if self._path(step).exists() and step not in self.steps():
+            if os.path.lexists(self._path(step)) and step not in self.steps():
                 writing.put_aside(self._path(step), writing.INCOMPLETE)
         except OSError as error:
             raise self._failure(step, error) from error
+        return lock
 
     def _is_there(self) -> bool:
         """Whether the directory is still the one that was put in order."""
@@ -256,16 +297,19 @@ class CheckpointManager:
         return next((record.step for record in reversed(records) if record.step not in self._damaged), None)
 
     def _nothing(self) -> CheckpointError:
-        return CheckpointError(f"{self.directory}: there is no checkpoint yet")
+        inside = self.directory / "checkpoints"
+        hint = f"; those of a run are in {inside}" if inside.is_dir() else ""
+        return CheckpointError(f"{self.directory}: there is no checkpoint yet{hint}")
 
     def _existing(self, step: int) -> Path:
+        step = _as_step(step)
         if step not in committed(self.directory):
             there = self.steps()
             raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {there}")
         return self._path(step)
 
     def _path(self, step: int) -> Path:
-        return self.directory / str(step)
+        return path_of(self.directory, step)
 
 
 def _as_step(step: Any) -> int:
@@ -290,6 +334,15 @@ def _in_background(work: Callable[[], T]) -> Future[T]:
     future = thread.submit(begin)
     thread.shutdown(wait=False)
     return future
+
+
+def _all_of_them(found: Sequence[DamagedError]) -> DamagedError:
+    """When there is none that is good."""
+    newest, *others = found
+    if not others:
+        return newest
+    more = [f"{error.path.name} too: {error.damage[0]}" for error in others]
+    return DamagedError(newest.path, [*newest.damage[:2], *more, "so none of them is good"])
 
 
 def _what_was_lost(found: Sequence[DamagedError], step: int) -> str:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.checkpoints.errors import DamagedError, in_one_line
 from ftrain.checkpoints.files import write_whole
+from ftrain.checkpoints.snapshot import Index
 
 NAME = "manifest.json"
 MARK: dict[str, Any] = {"ftrain": {"manifest": NAME}}  # in the metadata of Orbax: there must be one
@@ -70,7 +71,7 @@ class Manifest(_Strict):
 def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of a checkpoint; None if none was ever written, as by plain Orbax."""
     path = directory / NAME
-    if not path.exists():
+    if not path.is_file():
         if _was_promised(directory):
             raise DamagedError(directory, [f"file {NAME} is missing"])
         return None
@@ -83,9 +84,40 @@ def read_manifest(directory: Path) -> Manifest | None:
         for name, leaf in manifest.leaves.items():
             if leaf.bytes > _LARGEST:
                 raise ValueError(f"leaf {name} cannot have the shape {list(leaf.shape)}")
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            if not covers(leaf):
+                raise ValueError(f"leaf {name} has digests of other places than its own")
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise DamagedError(directory, [f"file {NAME}: {_reason(error)}"]) from error
     return manifest
+
+
+def covers(leaf: Leaf) -> bool:
+    """Whether the pieces of a leaf are inside of it, and as large together as it is."""
+    if 0 in leaf.shape:
+        return True
+    size = 0
+    for index in map(parse_place, leaf.pieces):
+        if any(not 0 <= part.start < part.stop <= side for part, side in zip(index, leaf.shape, strict=True)):
+            return False
+        size += math.prod(part.stop - part.start for part in index)
+    return size == math.prod(leaf.shape)
+
+
+def whole(shape: tuple[int, ...]) -> str:
+    """The place of a piece that is a whole leaf."""
+    return place_of(tuple(slice(0, size) for size in shape), shape)
+
+
+def place_of(index: Index, shape: tuple[int, ...]) -> str:
+    """The place of a piece in a leaf, as text: "0:2,0:3" are the first two rows of three columns."""
+    spans = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return ",".join(f"{start}:{stop}" for start, stop, _ in spans)
+
+
+def parse_place(place: str) -> Index:
+    """The index that a place stands for."""
+    spans = [span.split(":") for span in place.split(",")] if place else []
+    return tuple(slice(int(start), int(stop)) for start, stop in spans)
 
 
 def _was_promised(directory: Path) -> bool:

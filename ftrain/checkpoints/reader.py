@@ -1,6 +1,7 @@
 """Readers: single leaves of a checkpoint, without the rest of it; ftrain's, plain Orbax's or TensorFlow's."""
 
 import difflib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -22,7 +23,11 @@ class Variable(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=object)) * (np.dtype(self.dtype).itemsize if self.dtype != "string" else 0)
+        """Its size; 0 of text, and of what only TensorFlow knows."""
+        try:
+            return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        except TypeError:
+            return 0
 
 
 class CheckpointReader(Protocol):

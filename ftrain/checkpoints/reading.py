@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from ftrain.checkpoints.casting import cast
 from ftrain.checkpoints.digests import digest_of
 from ftrain.checkpoints.errors import DamagedError, in_one_line
 from ftrain.checkpoints.layout import leaf_specs, open_leaves
-from ftrain.checkpoints.manifest import Leaf, Manifest
+from ftrain.checkpoints.manifest import Leaf, Manifest, place_of
 from ftrain.checkpoints.matching import describe
 from ftrain.checkpoints.snapshot import Index
-from ftrain.checkpoints.verifying import is_as_saved, place_of, wrong_sums
+from ftrain.checkpoints.verifying import is_as_saved, wrong_sums
 
 LARGE = 1 << 20  # bytes from which on a file is verified through the values in it
 AHEAD = 1 << 28  # bytes that are being read while what came before them is verified and used
@@ -76,7 +77,7 @@ class Reading:
             wanted = digests.get(place_of(index or (), stored.shape))
             if wanted is not None and digest_of(value) != wanted:
                 self._wrong.append(f"leaf {name} has other values than were saved")
-            return value.astype(dtype, copy=False)
+            return cast(value, dtype, name)
 
         return jax.make_array_from_callback(stored.shape, sharding, read) if self._is_as_described(name) else None
 
@@ -87,6 +88,8 @@ class Reading:
         """At the end, all that is wrong, with files and with leaves, is one error."""
         self._checker.shutdown()
         if kind is None:
+            for check in self._checking:
+                check.result()
             self._tell()
 
     def _tell(self) -> None:

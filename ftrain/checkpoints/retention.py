@@ -23,25 +23,28 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """The newest `keep` (None: all), and for good one every so many steps or hours, and the `best` by a metric."""
+    """The newest `keep`, and for good one every so many steps or hours, and the `best` by a metric."""
 
-    keep: int | None = 3
+    keep: int | Literal["all"] = 3
     every_steps: int | None = None
     every_hours: float | None = None
     best: int = 0
     metric: str = "loss"
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None  # None: the smallest loss
 
     def __post_init__(self):
-        for name, value, least in (("keep", self.keep, 1), ("keep_every_steps", self.every_steps, 1)):
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} must be >= {least}, got {value}")
+        if self.keep != "all" and (not isinstance(self.keep, int) or self.keep < 1):
+            raise ValueError(f"keep must be a whole number >= 1, or 'all', got {self.keep!r}")
+        if self.every_steps is not None and (not isinstance(self.every_steps, int) or self.every_steps < 1):
+            raise ValueError(f"keep_every_steps must be a whole number >= 1, got {self.every_steps!r}")
         if self.every_hours is not None and not self.every_hours > 0:
             raise ValueError(f"keep_every_hours must be > 0, got {self.every_hours}")
         if self.best < 0:
             raise ValueError(f"keep_best must be >= 0, got {self.best}")
-        if self.mode not in ("min", "max"):
+        if self.mode not in ("min", "max", None):
             raise ValueError(f"best_mode must be 'min' or 'max', got {self.mode!r}")
+        if self.best and self.mode is None and self.metric != "loss":
+            raise ValueError(f"keep_best by {self.metric!r} needs best_mode, 'min' or 'max': which values are better?")
 
 
 def rotate(records: Sequence[Record], policy: Retention, keep_after: float) -> tuple[list[Record], list[Record], float]:
@@ -52,20 +55,21 @@ def rotate(records: Sequence[Record], policy: Retention, keep_after: float) -> t
     """
     rotated = list(records)
     window = [n for n, record in enumerate(records) if record.role == NEWEST]
-    for n in window[: max(0, len(window) - policy.keep)] if policy.keep is not None else []:
+    for n in window[: max(0, len(window) - policy.keep)] if policy.keep != "all" else []:
         record = records[n]
         role = KEPT if policy.every_steps and record.step % policy.every_steps == 0 else PASSED
         if policy.every_hours and record.time > keep_after:
-            role, keep_after = KEPT, keep_after + policy.every_hours * 3600
+            role, keep_after = KEPT, max(keep_after + policy.every_hours * 3600, record.time)
         rotated[n] = dataclasses.replace(record, role=role)
     best = {record.step for record in best_of(rotated, policy, policy.best)}
-    stays = [record.role != PASSED or record.pinned or record.step in best for record in rotated]
+    recent = {record.step for record in (rotated if policy.keep == "all" else rotated[-policy.keep :])}
+    stays = [record.role != PASSED or record.pinned or record.step in best | recent for record in rotated]
     leaving = [record for record, is_staying in zip(rotated, stays, strict=True) if not is_staying]
     return [record for record, is_staying in zip(rotated, stays, strict=True) if is_staying], leaving, keep_after
 
 
 def best_of(records: Sequence[Record], policy: Retention, count: int) -> list[Record]:
     """The `count` best by the metric, the best of all first; of equals, the newer."""
-    sign = 1 if policy.mode == "min" else -1
+    sign = -1 if policy.mode == "max" else 1
     measured = [record for record in reversed(records) if math.isfinite(record.metrics.get(policy.metric, math.nan))]
     return sorted(measured, key=lambda record: sign * record.metrics[policy.metric])[:count]

@@ -76,16 +76,15 @@ def is_key(leaf: Any) -> bool:
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf that may be a plain number as an array, of the dtype that jax would give it."""
-    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)):
-        return leaf
-    return np.asarray(leaf, dtype=jax.numpy.result_type(leaf))
+    """A leaf that may be a plain number as an array, with all its bits."""
+    return leaf if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)) else np.asarray(leaf)
 
 
 def _look_at(leaf: Any) -> Any:
     """An array as numpy sees it; in parts, where it is spread over devices."""
     if not isinstance(leaf, jax.Array):
-        return np.array(as_array(leaf))  # a copy: the caller may write to the one that was given
+        array = as_array(leaf)  # of which a copy is held: the caller may write to the one that was given
+        return array.astype(array.dtype.newbyteorder("="))
     if is_key(leaf):
         return dataclasses.replace(_hold(_look_at(jax.random.key_data(leaf))), key=str(jax.random.key_impl(leaf)))
     if leaf.is_fully_replicated:
@@ -111,6 +110,13 @@ def _check(tree: Tree) -> None:
             raise CheckpointError(f"leaf {name} is a {type(leaf).__name__}; only arrays and numbers can be saved")
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUMm":
             raise CheckpointError(f"leaf {name} is an array of {leaf.dtype}; only arrays of numbers can be saved")
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise CheckpointError(f"leaf {name} is gone: it was donated to a step; save what the step returned")
+        if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
+            raise CheckpointError(f"leaf {name} is {leaf}, which needs more than 64 bits; save it as an array")
+    for name, _ in leaves:
+        if name and "" in name.split("/"):
+            raise CheckpointError(f"leaf {name!r} has an empty part in its name, which cannot be stored; rename a key")
     stored = Counter(name.replace("/", ".") for name, _ in leaves)  # Orbax joins the keys of a leaf by dots
     for name, _ in leaves:
         if stored[name.replace("/", ".")] > 1:

@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from ftrain.checkpoints.digests import crc32c_of, digest_of, in_parallel
-from ftrain.checkpoints.errors import DamagedError, in_one_line
+from ftrain.checkpoints.errors import CheckpointError, DamagedError, in_one_line
 from ftrain.checkpoints.files import list_files
-from ftrain.checkpoints.layout import COMMITTED, leaf_specs, open_leaves
-from ftrain.checkpoints.manifest import NAME, Leaf, Manifest, read_manifest
+from ftrain.checkpoints.layout import COMMITTED, is_tree, leaf_specs, open_leaves
+from ftrain.checkpoints.manifest import NAME, Leaf, Manifest, parse_place, read_manifest, whole
 from ftrain.checkpoints.matching import describe
-from ftrain.checkpoints.snapshot import Index
 
 
 def verify(directory: str | Path) -> list[str]:
@@ -19,13 +18,17 @@ def verify(directory: str | Path) -> list[str]:
     Of a checkpoint that plain Orbax wrote, which has no manifest, only what cannot be read at all is known.
     """
     directory = Path(directory)
+    if not is_tree(directory):
+        raise CheckpointError(f"{directory} is not a checkpoint")
+    wrong: list[str] = []
     try:
         manifest = read_manifest(directory)
         if manifest is None:
-            return [] if (directory / COMMITTED).exists() else [f"file {COMMITTED} is missing: it was never finished"]
-        return wrong_files(directory, manifest) + wrong_sums(directory, manifest) + _wrong_leaves(directory, manifest)
+            return _unreadable(directory)
+        wrong = wrong_files(directory, manifest) + wrong_sums(directory, manifest)
+        return wrong + _wrong_leaves(directory, manifest)
     except DamagedError as error:
-        return error.damage
+        return wrong or error.damage
 
 
 def wrong_files(directory: Path, manifest: Manifest) -> list[str]:
@@ -67,21 +70,20 @@ def is_as_saved(value: np.ndarray, leaf: Leaf) -> bool:
     return all(digest_of(pieces[place]) == wanted for place, wanted in leaf.pieces.items())
 
 
-def whole(shape: tuple[int, ...]) -> str:
-    """The place of a piece that is a whole leaf."""
-    return place_of(tuple(slice(0, size) for size in shape), shape)
+def _unreadable(directory: Path) -> list[str]:
+    """What cannot be read of a checkpoint without a manifest."""
+    wrong = [] if (directory / COMMITTED).exists() else [f"file {COMMITTED} is missing: it was never finished"]
+    specs = leaf_specs(directory)
 
+    def check(name: str) -> str | None:
+        try:
+            open_leaves(directory, specs, [name])[name].read()
+        except DamagedError as error:
+            return error.damage[0]
+        except ValueError as error:
+            return f"leaf {name} cannot be read: {in_one_line(error)}"
 
-def place_of(index: Index, shape: tuple[int, ...]) -> str:
-    """The place of a piece in a leaf, as text: "0:2,0:3" are the first two rows of three columns."""
-    spans = (part.indices(size) for part, size in zip(index, shape, strict=True))
-    return ",".join(f"{start}:{stop}" for start, stop, _ in spans)
-
-
-def parse_place(place: str) -> Index:
-    if not place:
-        return ()
-    return tuple(slice(*map(int, span.split(":"))) for span in place.split(","))
+    return wrong + [each for each in in_parallel(check, specs) if each]
 
 
 def _wrong_leaves(directory: Path, manifest: Manifest) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from ftrain.checkpoints.assigning import SUGGESTED, Readable, as_array, assign, kind_of, near
+from ftrain.checkpoints.assigning import SUGGESTED, Readable, as_array, assign, near
+from ftrain.checkpoints.casting import kind_of
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.reader import open_reader
 from ftrain.checkpoints.vocabulary import VocabInfo, Vocabularies, read_vocabularies

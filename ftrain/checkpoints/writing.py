@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Protocol
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from ftrain.checkpoints.catalog import REPLACED
 from ftrain.checkpoints.digests import crc32c_of, digest_of, in_parallel, is_finite
+from ftrain.checkpoints.errors import SaveError
 from ftrain.checkpoints.files import list_files, sync
-from ftrain.checkpoints.manifest import MARK, File, Leaf, Manifest
+from ftrain.checkpoints.layout import leaf_specs, open_leaves
+from ftrain.checkpoints.manifest import MARK, File, Leaf, Manifest, place_of
 from ftrain.checkpoints.snapshot import Held, as_saved
 from ftrain.checkpoints.together import gather, wait_until_gone
-from ftrain.checkpoints.verifying import place_of
 from ftrain.tree import Tree, named_leaves
 
-SAVING, DELETING, REPLACED = ".saving", ".deleting", ".replaced"
+SAVING, DELETING = ".saving", ".deleting"
 SUSPECT, DAMAGED, INCOMPLETE = ".suspect", ".damaged", ".incomplete"
 _LEFTOVER = re.compile(rf"\d+({SAVING}.*|{DELETING}|\.orbax-checkpoint-tmp.*)|\..+\.json\.\d+")
 
@@ -64,6 +67,7 @@ def write(order: Order) -> list[str]:
     if jax.process_count() > 1:
         leaves, not_finite = gather(order.staged, leaves, not_finite)
     suspicious = [name for name in not_finite if not _matches(name, order.may_be_infinite)]
+    _check_written(order.staged, leaves)
     if jax.process_index() == 0:
         _manifest(order, leaves, suspicious).write(order.staged)
         _put_in_place(order, f"{order.step}{SUSPECT if suspicious else ''}")
@@ -106,6 +110,20 @@ def sweep(directory: Path) -> None:
             discard(path) if final.exists() else path.rename(final)
         elif _LEFTOVER.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _check_written(staged: Path, leaves: dict[str, Leaf]) -> None:
+    """That all leaves are there, before anything older is let go for them: somebody may have been in the directory."""
+    specs = leaf_specs(staged)
+    stored = {name: leaf for name, leaf in leaves.items() if 0 not in leaf.shape}
+    if missing := stored.keys() - specs.keys():
+        raise SaveError(f"leaf {min(missing)} was not written")
+    written, needed = sum(list_files(staged).values()), sum(leaf.bytes for leaf in stored.values())
+    if written < needed:
+        raise SaveError(f"of {needed} bytes only {written} were written")
+    for name, found in open_leaves(staged, specs, stored).items():
+        if (found.shape, found.dtype) != (stored[name].shape, np.dtype(stored[name].dtype)):
+            raise SaveError(f"leaf {name} was written as {found.dtype}{list(found.shape)}")
 
 
 def _manifest(order: Order, leaves: dict[str, Leaf], suspicious: list[str]) -> Manifest:

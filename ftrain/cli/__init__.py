@@ -77,7 +77,8 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """A warning for whoever typed a command: what it says, not the line of ours that said it."""
-    print(f"ftrain: {category.__name__}: {message}", file=sys.stderr, flush=True)
+    del category
+    print(f"ftrain: warning: {message}", file=sys.stderr, flush=True)
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -37,7 +37,7 @@ class Killer:
         self._wanted: dict[int, Line] = {}
         self._steps, self._read = 0, 0
         self._process: subprocess.Popen[bytes] | None = None
-        self.count, self.kills, self.inside, self.compared = 0, 0, 0, 0
+        self.count, self.kills, self.inside, self.resumed, self.compared = 0, 0, 0, 0, 0
 
     def __enter__(self) -> "Killer":
         return self
@@ -73,6 +73,7 @@ class Killer:
         lines, self._read = read_ledger(self._killed / _LEDGER, self._read)
         latest = latest_checkpoint(self._killed / "checkpoints")
         start, end = (lines[0]["step"], lines[-1]["step"]) if lines else (0, 0)
+        self.resumed += start > 0
         return Attempt(start, end, int(latest.name) if latest else 0, inside, self._first_difference(lines))
 
     def compare_final_states(self) -> str | None:

@@ -32,8 +32,9 @@ class CheckpointSaver(Hook):
 
     The reference also saves what it starts with; here that needs `at_start`, and a step that is saved already is not
     saved again. Which checkpoints stay, and what is put aside as suspect, is told by `CheckpointManager`; its metrics
-    are those of the step, and what was published at it, so `best_metric` may be `eval/accuracy` if both are due at the
-    same steps. `listeners` are told of every checkpoint when it is written, so with them training waits for it.
+    are those of the step, and what was published at it: `best_metric` may be `eval/accuracy`, with `best_mode="max"`,
+    if both are due at the same steps. `listeners` are told of every checkpoint when it is written, so with them
+    training waits for it.
 
     If a checkpoint cannot be written, because the disk is full, say, the run ends, unless `on_error` is "continue".
     One saver at a time works in a directory.
@@ -44,12 +45,12 @@ class CheckpointSaver(Hook):
         directory: str | Path,
         *,
         when: Trigger = every(secs=600),
-        keep: int | None = 3,
+        keep: int | Literal["all"] = 3,
         keep_every_steps: int | None = None,
         keep_every_hours: float | None = None,
         keep_best: int = 0,
         best_metric: str = "loss",
-        best_mode: Literal["min", "max"] = "min",
+        best_mode: Literal["min", "max"] | None = None,
         may_be_infinite: Sequence[str] = (),
         on_error: Literal["stop", "continue"] = "stop",
         at_start: bool = False,
@@ -92,6 +93,11 @@ class CheckpointSaver(Hook):
         self.manager.tell = report.notice
         for step in self._unfinished:
             report.notice(f"the save of step {step} was never finished; the run goes on from step {report.step}")
+        if suspects := [step for step in self.manager.suspects() if step > report.step]:
+            report.notice(
+                f"the state of step {suspects[0]} was not finite, and was put aside as {suspects[0]}.suspect; "
+                f"the run goes on from step {report.step}"
+            )
         if self.at_start:
             self._save(report)
 

@@ -215,8 +215,8 @@ def test_an_absurd_shape_is_refused_before_memory_is_spent(directory, shape):
 
 def test_a_leaf_larger_than_the_machine_is_refused(directory):
     """Manifest and zarr metadata agree on a petabyte: nothing is allocated for it."""
-    huge = 2**47
-    rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update({"shape": [huge]}))
+    huge = {"shape": [2**47], "pieces": {f"0:{2**47}": "0"}}
+    rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update(huge))
     with pytest.raises(DamagedError, match=r"leaf w is float32\[300, 40\], expected float32\[140737488355328\]"):
         open_reader(directory / "2").read("w")
 

@@ -78,7 +78,13 @@ def test_leftovers_of_a_killed_process_are_swept_and_nothing_else(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4  # looking changes nothing
     with CheckpointManager(tmp_path) as manager:
         manager.save(6, tree())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["5.backup", "6", "checkpoints.json", "notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".writer.lock",
+        "5.backup",
+        "6",
+        "checkpoints.json",
+        "notes",
+    ]
 
 
 def test_a_directory_without_its_commit_file_is_put_aside(manager):
@@ -95,11 +101,14 @@ def test_numpy_arrays_keep_their_64_bits(manager):
     assert_same(manager.restore(like=precise), precise)
 
 
-def test_plain_numbers_are_saved_as_arrays(manager):
-    numbers = {"int": 3, "float": 2.5, "bool": True, "numpy": np.float32(1.5), "none": None}
+def test_plain_numbers_come_back_with_all_their_bits(manager):
+    numbers = {"int": 2**40 + 1, "float": 1 / 3, "bool": True, "complex": 2j, "none": None, "numpy": np.float64(0.1)}
     manager.save(1, numbers)
     restored = manager.restore(like=numbers)
-    assert {name: value if value is None else value.item() for name, value in restored.items()} == numbers
+    assert restored == numbers
+    assert [type(restored[name]) for name in ("int", "float", "bool", "complex")] == [int, float, bool, complex]
+    with pytest.raises(CheckpointError, match=f"leaf big is {2**70}, which needs more than 64 bits"):
+        manager.save(2, {"big": 2**70})
 
 
 @pytest.mark.parametrize("leaf", ["hi", np.array(["a"]), object()], ids=["str", "array of str", "object"])
@@ -160,7 +169,7 @@ def test_plain_orbax_reads_what_we_write(manager):
 
 
 def test_keeping_none_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="keep must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="keep must be a whole number >= 1"):
         CheckpointManager(tmp_path, keep=0)
 
 

@@ -72,6 +72,40 @@ def test_what_is_pinned_stays_until_it_is_unpinned(tmp_path):
     assert manager.steps() == [4]
 
 
+def test_what_replaces_a_pinned_one_is_pinned(tmp_path):
+    manager = CheckpointManager(tmp_path, keep=1)
+    manager.save(1, tree())
+    manager.pin(1)
+    manager.save(1, tree(2.0), overwrite=True)
+    manager.save(2, tree())
+    assert manager.steps() == [1, 2]
+
+
+def test_keeping_more_than_before_deletes_nothing(tmp_path):
+    manager = CheckpointManager(tmp_path, keep=1, keep_best=1)
+    assert save_all(manager, {1: 1.0, 2: 2.0, 3: 3.0}) == [1, 3]
+    manager = CheckpointManager(tmp_path, keep="all")
+    assert save_all(manager, {4: 4.0, 5: 5.0}) == [1, 3, 4, 5]
+
+
+def test_after_a_pause_not_every_checkpoint_is_kept(tmp_path):
+    manager = CheckpointManager(
+        tmp_path, keep=1, keep_every_hours=1, clock=iter([0.0, *range(10**6, 10**6 + 600, 60)]).__next__
+    )
+    for step in range(1, 9):
+        manager.save(step, tree())
+    assert len(manager.steps()) <= 3
+
+
+def test_a_clock_that_is_put_back_does_not_change_what_is_latest(tmp_path):
+    times = iter([0.0, 1000.0, 500.0])
+    manager = CheckpointManager(tmp_path, clock=lambda: next(times))
+    manager.save(10, tree())
+    manager.save(20, tree())
+    (tmp_path / "checkpoints.json").unlink()
+    assert manager.latest() == 20
+
+
 def test_a_step_saved_anew_is_the_latest(tmp_path):
     """A run that went back to step 1 and on from there is resumed from where it is, not from where it once was."""
     manager = CheckpointManager(tmp_path, keep=3)
@@ -93,7 +127,17 @@ def test_the_catalog_says_what_is_latest_and_when_each_was_saved(tmp_path):
     assert [record.time for record in manager.checkpoints()] == [101.0, 102.0]
 
 
-@pytest.mark.parametrize("contents", [None, "", "{", "[]", '{"checkpoints": [{}], "keep_after": null}', "[" * 9999])
+def catalog(after="null", step="1", time="1", metrics="{}") -> str:
+    record = f'{{"step": {step}, "time": {time}, "metrics": {metrics}, "role": "kept", "pinned": true}}'
+    return f'{{"keep_after": {after}, "retention": {{}}, "checkpoints": [{record}, {record}]}}'
+
+
+CATALOGS = [None, "", "{", "[]", '{"checkpoints": [{}], "keep_after": null}', "[" * 9999, catalog()]
+CATALOGS += [catalog(after="[]"), catalog(step="1e400"), catalog(time="1e300"), catalog(time="NaN")]
+CATALOGS += [catalog(metrics="[]"), catalog(metrics="null"), catalog(metrics='{"a": "b"}')]
+
+
+@pytest.mark.parametrize("contents", CATALOGS)
 def test_without_a_catalog_nothing_is_deleted(tmp_path, contents):
     manager = CheckpointManager(tmp_path, keep=1)
     manager.save(1, tree(1.0))
@@ -142,11 +186,12 @@ def test_newest_best_and_regular_ones_always_stay(records, keep, best, every):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"keep": 0}, "keep must be >= 1, got 0"),
-        ({"keep_every_steps": 0}, "keep_every_steps must be >= 1, got 0"),
+        ({"keep": 0}, "keep must be a whole number >= 1, or 'all', got 0"),
+        ({"keep_every_steps": 0}, "keep_every_steps must be a whole number >= 1, got 0"),
         ({"keep_every_hours": 0}, "keep_every_hours must be > 0, got 0"),
         ({"keep_best": -1}, "keep_best must be >= 0, got -1"),
         ({"best_mode": "most"}, "best_mode must be 'min' or 'max', got 'most'"),
+        ({"keep_best": 1, "best_metric": "eval/accuracy"}, "keep_best by 'eval/accuracy' needs best_mode"),
         ({"may_be_infinite": ["("]}, "is not a regular expression"),
     ],
 )

@@ -62,7 +62,7 @@ def test_diff_tells_which_leaves_differ_and_how_far(home):
 
 
 def test_verify_finds_damage(home, tmp_path):
-    assert ckpt("verify", home).count(": good") == 3
+    assert ckpt("verify", home).count(": good") == 4
     copy = Path(shutil.copytree(home, tmp_path / "copy"))
     largest = max((copy / "checkpoints" / "200").rglob("d/*"), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
@@ -71,16 +71,18 @@ def test_verify_finds_damage(home, tmp_path):
     text = ckpt("verify", copy, code=1)
     assert f"{copy}/checkpoints/200: DAMAGED" in text
     assert f"file {largest.relative_to(copy / 'checkpoints' / '200')} has crc32c" in text
-    assert text.count(": good") == 2
+    assert text.count(": good") == 3
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
 def test_export_is_read_by_others(home, tmp_path, kind):
     path = tmp_path / f"out.{kind}"
-    text = ckpt("export", home, "--to", kind, "--out", path, "--include", "params/.*")
-    assert f"{path}: 2 leaves" in text
+    text = ckpt("export", home, "--out", path, "--include", "params/.*", "--include", "step")
+    assert f"{path}: 3 leaves" in text
+    assert path.stat().st_mode & 0o044 == 0o044
     arrays = load_file(path) if kind == "safetensors" else dict(np.load(path))
-    assert sorted(arrays) == ["params/dense/bias", "params/dense/kernel"]
+    assert sorted(arrays) == ["params/dense/bias", "params/dense/kernel", "step"]
+    assert arrays["step"].shape == ()
     np.testing.assert_array_equal(arrays["params/dense/kernel"], np.full((3, 4), 3.0, np.float32))
     assert arrays["params/dense/bias"].dtype == ("bfloat16" if kind == "safetensors" else np.float32)
     assert "exists already" in ckpt("export", home, "--to", kind, "--out", path, code=2)
@@ -94,7 +96,8 @@ def test_rm_pin_and_unpin(home, tmp_path):
     ckpt("unpin", copy, "100")
     ckpt("rm", copy, "100", "200", "400.suspect")
     assert [line.split()[0] for line in ckpt("list", copy).splitlines()] == ["step", "300"]
-    assert "300 is the last checkpoint" in ckpt("rm", copy, "300", code=2)
+    assert "300 is the last checkpoint" in ckpt("rm", copy, "0300", code=2)
+    assert "300 is the last checkpoint" in ckpt("rm", f"{copy}/300", code=2)
     ckpt("rm", copy, "300", "--force")
     assert "holds no checkpoint" in ckpt("list", copy, code=2)
 
@@ -106,18 +109,24 @@ def test_tensorflows_files_are_shown_and_compared(directory):
     assert " leaves, " in text
     prefix = next((FOLDER / "tf_checkpoint" / directory).glob("*.index")).with_suffix("")
     assert "leaves are the same" in ckpt("diff", prefix, prefix)
+    assert f"{prefix}: good" in ckpt("verify", prefix)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("show", "nowhere"), "nowhere is not there; wanted is a checkpoint"),
-        (("list", "nowhere"), "nowhere holds no checkpoint"),
+        (("list", "nowhere"), "nowhere is not there"),
         (("rm", "HOME", "7"), "there is no checkpoint of step 7; there are [100, 200, 300]"),
         (("rm", "HOME", "../300"), "a step is a whole number, got '../300'"),
         (("show", "HOME", "--include", "("), "'(' is not a regular expression"),
         (("export", "HOME", "--to", "pickles"), "pickles"),
         (("export", "HOME", "--include", "nothing"), "none is chosen"),
+        (("export", "HOME", "--include", "["), "'[' is not a regular expression"),
+        (("export", "HOME", "--out", "nowhere/x.npz"), "there is no directory nowhere"),
+        (("export", "HOME", "--out", "x.bin"), "say --to safetensors or --to npz"),
+        (("export", "HOME", "--out", "x.npz", "--to", "safetensors"), "do not agree"),
+        (("rm", "HOME"), "which steps of"),
     ],
 )
 def test_mistakes_are_told_in_two_lines(home, arguments, said):

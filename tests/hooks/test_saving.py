@@ -76,7 +76,9 @@ def test_the_best_by_an_evaluation_is_kept(pipeline, directory):
 
 
 def test_a_metric_that_is_not_known_is_told_once(pipeline, directory):
-    saver = CheckpointSaver(directory, when=every(steps=5), keep=1, keep_best=1, best_metric="eval/scroe")
+    saver = CheckpointSaver(
+        directory, when=every(steps=5), keep=1, keep_best=1, best_metric="eval/scroe", best_mode="max"
+    )
     lines = drive([saver, StopAtStep(15)], pipeline)
     told = [line for line in lines if "best_metric" in line]
     assert len(told) == 1

@@ -11,7 +11,7 @@ CHECKPOINT = (
 )
 Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help=CHECKPOINT)]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run, such as runs/digits, or a directory of checkpoints.")]
-Steps = Annotated[list[str], typer.Argument(metavar="STEP...", help="Their steps; of what was put aside, the name.")]
+Steps = Annotated[list[str] | None, typer.Argument(metavar="STEP...", help="Their steps, or names as 400.suspect.")]
 Include = Annotated[
     list[str] | None, typer.Option("--include", help="Only leaves whose whole name matches this expression.")
 ]

@@ -14,7 +14,6 @@ _MEANING = {
     "damaged": "put aside: damaged",
     "incomplete": "put aside: never finished",
 }
-_REASON = {"newest": "newest", "kept": "kept for good", "passed": "among the best"}
 
 
 def list_checkpoints(run: Run) -> None:
@@ -23,21 +22,32 @@ def list_checkpoints(run: Run) -> None:
 
     from ftrain.checkpoints import CheckpointError, read_catalog
     from ftrain.checkpoints.finding import directory_of
+    from ftrain.checkpoints.retention import best_of
 
     directory = directory_of(run)
-    records = read_catalog(directory).records
+    if not directory.is_dir():
+        raise CheckpointError(f"{run} is not there")
+    catalog = read_catalog(directory)
+    records, policy = catalog.records, catalog.retention
+    best = best_of(records, policy, policy.best)
+    metric = policy.metric if policy.best else "loss"
     aside = sorted(path for path in directory.glob("*") if path.is_dir() and _ASIDE.fullmatch(path.name))
     if not records and not aside:
         raise CheckpointError(f"{run} holds no checkpoint")
     table = Table(box=None)
-    for column in ("step", "saved", "size", "loss", "why it is there"):
+    for column in ("step", "saved", "size", metric, "why it is there"):
         table.add_column(column, justify="left" if column.startswith("why") else "right")
     for record in records:
-        reasons = ["latest"] if record is records[-1] else []
-        reasons += ["pinned"] if record.pinned else []
-        loss = f"{record.metrics['loss']:.4g}" if "loss" in record.metrics else ""
-        why = ", ".join([*reasons, _REASON[record.role]])
-        table.add_row(f"{record.step}", _when(record.time), _size(directory / str(record.step)), loss, why)
+        reasons = {
+            "latest": record is records[-1],
+            f"among the best {policy.best}" if policy.best > 1 else "the best": record in best,
+            "pinned": record.pinned,
+            "newest": record.role == "newest",
+            "kept for good": record.role == "kept",
+        }
+        value = f"{record.metrics[metric]:.4g}" if metric in record.metrics else ""
+        why = ", ".join(reason for reason, is_one in reasons.items() if is_one)
+        table.add_row(f"{record.step}", _when(record.time), _size(directory / str(record.step)), value, why)
     for path in aside:
         kind = _ASIDE.fullmatch(path.name)
         why = _MEANING[kind[2]] if kind else ""

@@ -12,23 +12,38 @@ def verify(checkpoint: Checkpoint) -> None:
     from rich.console import Console
     from rich.progress import track
 
-    from ftrain.checkpoints.verifying import verify as find_damage
-
     paths, errors, damaged = _meant(checkpoint), Console(stderr=True), 0
     for path in track(paths, "verifying", console=errors, transient=True, disable=not errors.is_terminal):
-        damage, manifest = find_damage(path), (path / "manifest.json").exists()
+        damage, note = _damage(path)
         damaged += bool(damage)
-        unknown = "" if manifest else " as far as can be told: it has no manifest"
-        typer.echo(f"{path}: {'DAMAGED' if damage else f'good{unknown}'}")
+        typer.echo(f"{path}: {'DAMAGED' if damage else f'good{note}'}")
         for each in damage:
             typer.echo(f"  {each}")
     raise typer.Exit(1 if damaged else 0)
 
 
+def _damage(path: Path) -> tuple[list[str], str]:
+    """What is wrong with a checkpoint, and what is to be said of one with which nothing is."""
+    from ftrain.checkpoints import CheckpointError, open_reader
+    from ftrain.checkpoints.verifying import verify as find_damage
+    from ftrain.formats import is_tf_checkpoint
+
+    if not is_tf_checkpoint(path):
+        return find_damage(path), "" if (path / "manifest.json").exists() else ", as far as one can tell: no manifest"
+    damage, reader = [], open_reader(path)
+    for name in reader.variables:
+        try:
+            reader.read(name)
+        except CheckpointError as error:
+            damage.append(f"{error}")
+    return damage, ""
+
+
 def _meant(path: Path) -> list[Path]:
-    """The checkpoint, or all of those of a directory."""
+    """The checkpoint, or all of those of a directory, also those that were put aside as suspect."""
     from ftrain.checkpoints.catalog import numbered
     from ftrain.checkpoints.finding import directory_of, locate
 
     directory = directory_of(path)
-    return [directory / str(step) for step in numbered(directory)] or [locate(path)]
+    whole = [directory / str(step) for step in numbered(directory)]
+    return [*whole, *sorted(directory.glob("*.suspect"))] if whole else [locate(path)]
