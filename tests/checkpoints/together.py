@@ -33,7 +33,7 @@ def act(manager: CheckpointManager, action: str) -> None:
         for step in (1, 2, 3):
             manager.save(step, tree(step))
         manager.wait()
-        assert manager.steps() == [2, 3], manager.steps()
+        assert manager.steps() == [2, 3] or jax.process_index() > 0, manager.steps()  # the first process deletes
     elif action == "save nan":
         manager.tell = print
         manager.save(9, tree(9) | {"rows": spread(np.where(np.arange(8) == 7, np.nan, 1.0), "data")})
