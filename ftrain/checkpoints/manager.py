@@ -1,31 +1,20 @@
 """The checkpoint manager: numbered checkpoints of one pytree in a directory."""
 
-import dataclasses
-import math
 import operator
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar
-
-import jax
+from typing import Any, Literal
 
 from ftrain.checkpoints import keeping, writing
 from ftrain.checkpoints.catalog import committed, numbered, path_of, read_catalog
-from ftrain.checkpoints.errors import CheckpointError, DamagedError, SaveError, in_one_line
-from ftrain.checkpoints.lock import wait_for
+from ftrain.checkpoints.errors import CheckpointError, DamagedError
 from ftrain.checkpoints.matching import Selection, as_patterns
 from ftrain.checkpoints.restoring import check_leaves, load
 from ftrain.checkpoints.retention import Record, Retention, best_of
-from ftrain.checkpoints.snapshot import as_given, take
+from ftrain.checkpoints.writer import Writer
 from ftrain.tree import Tree
-
-LOCK = ".writer.lock"  # held by whoever writes a checkpoint, while it does
-
-T = TypeVar("T")
 
 
 class CheckpointManager:
@@ -67,10 +56,8 @@ class CheckpointManager:
         self.may_be_infinite = as_patterns(may_be_infinite)
         Selection(include=self.may_be_infinite)  # which says if one is not a pattern
         self.tell = tell or (lambda text: warnings.warn(text, stacklevel=3))
-        self._clock, self._opened = clock, clock()
-        self._unfinished: Future[list[str]] | None = None
+        self._writer = Writer(self.directory, self.retention, self.may_be_infinite, clock)
         self._damaged: set[int] = set()  # steps that were found to be
-        self._swept: int | None = None  # the directory, once it was put in order
         self._entered = False
 
     def steps(self) -> list[int]:
@@ -110,14 +97,8 @@ class CheckpointManager:
         """
         step = _as_step(step)
         self.wait()
-        measured = self._measured(metrics or {})
-        held = take(tree)
-        lock = self._make_room(step, overwrite)
-        now = max([self._clock(), *(record.time for record in self.checkpoints())])  # clocks are put back at times
-        order = writing.Order(self.directory, step, held, now, measured, self.may_be_infinite)
-        if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
-            order = dataclasses.replace(order, begun=writing.begin(order.staged, as_given(tree)))
-        self._unfinished = _in_background(lambda: self._finish(order, lock))
+        self._writer.start(step, tree, metrics or {}, overwrite=overwrite, damaged=self._damaged)
+        self._damaged.clear()  # they are put aside now
         if not self._entered:
             self.wait()
 
@@ -184,12 +165,7 @@ class CheckpointManager:
 
     def wait(self) -> None:
         """Wait for the save that is under way; what went wrong in it is raised here."""
-        if self._unfinished is None:
-            return
-        future = self._unfinished
-        wait([future])  # an interrupt here leaves everything as it is
-        self._unfinished = None
-        for text in future.result():
+        for text in self._writer.wait():
             self.tell(text)
 
     def pin(self, step: int, pinned: bool = True) -> None:
@@ -213,83 +189,6 @@ class CheckpointManager:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _finish(self, order: writing.Order, lock: IO[str] | None) -> list[str]:
-        """In a thread: write, and let go of what is no longer to be kept; the answer is what there is to tell."""
-        try:
-            suspicious = writing.write(order)
-        except Exception as error:
-            writing.abandon(order)
-            raise self._failure(order.step, error) from error
-        else:
-            return [*self._suspicion(order.step, suspicious), *self._keep(order, bool(suspicious))]
-        finally:
-            if lock is not None:
-                lock.close()
-
-    def _keep(self, order: writing.Order, is_suspect: bool) -> list[str]:
-        """Enter a checkpoint into the catalog. It is written, so what goes wrong from here on is only told."""
-        try:
-            if jax.process_index() == 0 and is_suspect:
-                keeping.let_go_of_suspects(self.directory, self.retention.keep)
-            elif jax.process_index() == 0:
-                record = Record(order.step, order.time, order.metrics)
-                keeping.enter(self.directory, record, self.retention, self._opened)
-        except OSError as error:
-            return [f"{self._path(order.step)} was saved, but what it takes the place of was not let go: {error}"]
-        return []
-
-    def _suspicion(self, step: int, leaves: list[str]) -> list[str]:
-        if not leaves:
-            return []
-        named = ", ".join(leaves[:3]) + (", ..." if len(leaves) > 3 else "")
-        path = self.directory / f"{step}{writing.SUSPECT}"
-        why = "it was put aside and is not the latest (may_be_infinite names leaves that may be so)"
-        return [f"{path}: not finite: {named}; {why}"]
-
-    def _failure(self, step: int, error: Exception) -> SaveError:
-        reason = in_one_line(error) if self._is_there() else f"{self.directory} is no longer there"
-        there = f"still there: {', '.join(map(str, self.steps())) or 'none'}"
-        return SaveError(f"{self._path(step)} was not saved: {reason}; checkpoints that are {there}")
-
-    def _measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        measured = {name: float(value) for name, value in metrics.items()}
-        return {name: value for name, value in measured.items() if math.isfinite(value)}
-
-    def _make_room(self, step: int, overwrite: bool) -> IO[str] | None:
-        """See to it that nothing stands where the checkpoint is to be; answers with the lock of who writes here."""
-        lock = self._put_in_order(step) if jax.process_index() == 0 else None
-        if step in self.steps() and not overwrite:
-            if lock is not None:
-                lock.close()
-            raise CheckpointError(f"{self._path(step)} exists already; overwrite=True would replace it")
-        return lock
-
-    def _put_in_order(self, step: int) -> IO[str]:
-        try:
-            if self._swept is None:
-                self.directory.mkdir(parents=True, exist_ok=True)
-            if not self._is_there():  # Orbax would make it anew, and nobody would know what was lost
-                raise FileNotFoundError(f"{self.directory} is no longer there")
-            lock = wait_for(self.directory / LOCK)
-            if self._swept is None:
-                writing.sweep(self.directory)
-                self._swept = self.directory.stat().st_ino
-            for damaged in self._damaged & {*numbered(self.directory)}:  # or it would count as one of the newest
-                writing.put_aside(self._path(damaged), writing.DAMAGED)
-            self._damaged.clear()
-            if os.path.lexists(self._path(step)) and step not in self.steps():
-                writing.put_aside(self._path(step), writing.INCOMPLETE)
-        except OSError as error:
-            raise self._failure(step, error) from error
-        return lock
-
-    def _is_there(self) -> bool:
-        """Whether the directory is still the one that was put in order."""
-        try:
-            return self._swept in (None, self.directory.stat().st_ino)
-        except OSError:
-            return self._swept is None
 
     def newest(self) -> int | None:
         """The newest step, finished or not, that was not found to be damaged."""
@@ -321,19 +220,6 @@ def _as_step(step: Any) -> int:
     if number < 0:
         raise CheckpointError(f"a step must be a whole number >= 0, got {step!r}")
     return number
-
-
-def _in_background(work: Callable[[], T]) -> Future[T]:
-    """Work in a thread of its own, which ends with it; the program does not end before it."""
-
-    def begin() -> T:
-        time.sleep(0.001)  # or the caller would wait for its turn, 5 ms each time, to leave here
-        return work()
-
-    thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-    future = thread.submit(begin)
-    thread.shutdown(wait=False)
-    return future
 
 
 def _all_of_them(found: Sequence[DamagedError]) -> DamagedError:

@@ -121,7 +121,7 @@ def test_a_failure_while_verifying_is_not_taken_for_success(tmp_path, monkeypatc
 
 
 def test_an_interrupt_while_waiting_loses_neither_the_save_nor_its_error(tmp_path, monkeypatch):
-    from ftrain.checkpoints import manager as room
+    from ftrain.checkpoints import writer as room
 
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, tree())

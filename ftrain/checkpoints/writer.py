@@ -1,0 +1,144 @@
+"""The writing side of a manager: one save at a time, behind the caller's back, and one writer to a directory."""
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import IO, TypeVar
+
+import jax
+
+from ftrain.checkpoints import keeping, writing
+from ftrain.checkpoints.catalog import committed, numbered, path_of, read_catalog
+from ftrain.checkpoints.errors import CheckpointError, SaveError, in_one_line
+from ftrain.checkpoints.lock import wait_for
+from ftrain.checkpoints.retention import Record, Retention
+from ftrain.checkpoints.snapshot import as_given, take
+from ftrain.tree import Tree
+
+LOCK = ".writer.lock"  # held by whoever writes a checkpoint, while it does
+
+T = TypeVar("T")
+
+
+class Writer:
+    """Writes checkpoints to a directory, and lets go of those that need not stay."""
+
+    def __init__(
+        self, directory: Path, retention: Retention, may_be_infinite: tuple[str, ...], clock: Callable[[], float]
+    ):
+        self._directory, self._retention, self._may_be_infinite = directory, retention, may_be_infinite
+        self._clock, self._opened = clock, clock()
+        self._unfinished: Future[list[str]] | None = None
+        self._swept: int | None = None  # the directory, once it was put in order
+
+    def start(self, step: int, tree: Tree, metrics: Mapping[str, float], *, overwrite: bool, damaged: set[int]) -> None:
+        """Start to write; what is `damaged` is put aside first, or it would count as one of the newest."""
+        measured = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        held = take(tree)
+        lock = self._make_room(step, overwrite, damaged)
+        times = [record.time for record in read_catalog(self._directory).records]
+        now = max([self._clock(), *times])  # clocks are put back at times
+        order = writing.Order(self._directory, step, held, now, measured, self._may_be_infinite)
+        if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
+            order = dataclasses.replace(order, begun=writing.begin(order.staged, as_given(tree)))
+        self._unfinished = _in_background(lambda: self._finish(order, lock))
+
+    def wait(self) -> list[str]:
+        """Wait for the save that is under way; the answer is what there is to tell of it."""
+        if self._unfinished is None:
+            return []
+        future = self._unfinished
+        wait([future])  # an interrupt here leaves everything as it is
+        self._unfinished = None
+        return future.result()
+
+    def _finish(self, order: writing.Order, lock: IO[str] | None) -> list[str]:
+        """In a thread: write, and let go of what is no longer to be kept; the answer is what there is to tell."""
+        try:
+            suspicious = writing.write(order)
+        except Exception as error:
+            writing.abandon(order)
+            raise self._failure(order.step, error) from error
+        else:
+            return [*self._suspicion(order.step, suspicious), *self._keep(order, bool(suspicious))]
+        finally:
+            if lock is not None:
+                lock.close()
+
+    def _keep(self, order: writing.Order, is_suspect: bool) -> list[str]:
+        """Enter a checkpoint into the catalog. It is written, so what goes wrong from here on is only told."""
+        try:
+            if jax.process_index() == 0 and is_suspect:
+                keeping.let_go_of_suspects(self._directory, self._retention.keep)
+            elif jax.process_index() == 0:
+                record = Record(order.step, order.time, order.metrics)
+                keeping.enter(self._directory, record, self._retention, self._opened)
+        except OSError as error:
+            return [
+                f"{path_of(self._directory, order.step)} was saved, but what it takes the place of was not let go: {error}"
+            ]
+        return []
+
+    def _suspicion(self, step: int, leaves: list[str]) -> list[str]:
+        if not leaves:
+            return []
+        named = ", ".join(leaves[:3]) + (", ..." if len(leaves) > 3 else "")
+        path = self._directory / f"{step}{writing.SUSPECT}"
+        why = "it was put aside and is not the latest (may_be_infinite names leaves that may be so)"
+        return [f"{path}: not finite: {named}; {why}"]
+
+    def _failure(self, step: int, error: Exception) -> SaveError:
+        reason = in_one_line(error) if self._is_there() else f"{self._directory} is no longer there"
+        there = f"still there: {', '.join(map(str, committed(self._directory))) or 'none'}"
+        return SaveError(f"{path_of(self._directory, step)} was not saved: {reason}; checkpoints that are {there}")
+
+    def _make_room(self, step: int, overwrite: bool, damaged: set[int]) -> IO[str] | None:
+        """See to it that nothing stands where the checkpoint is to be; answers with the lock of who writes here."""
+        lock = self._put_in_order(step, damaged) if jax.process_index() == 0 else None
+        if step in committed(self._directory) and not overwrite:
+            if lock is not None:
+                lock.close()
+            raise CheckpointError(f"{path_of(self._directory, step)} exists already; overwrite=True would replace it")
+        return lock
+
+    def _put_in_order(self, step: int, damaged: set[int]) -> IO[str]:
+        try:
+            if self._swept is None:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            if not self._is_there():  # Orbax would make it anew, and nobody would know what was lost
+                raise FileNotFoundError(f"{self._directory} is no longer there")
+            lock = wait_for(self._directory / LOCK)
+            if self._swept is None:
+                writing.sweep(self._directory)
+                self._swept = self._directory.stat().st_ino
+            for each in damaged & {*numbered(self._directory)}:
+                writing.put_aside(path_of(self._directory, each), writing.DAMAGED)
+            if os.path.lexists(path_of(self._directory, step)) and step not in committed(self._directory):
+                writing.put_aside(path_of(self._directory, step), writing.INCOMPLETE)
+        except OSError as error:
+            raise self._failure(step, error) from error
+        return lock
+
+    def _is_there(self) -> bool:
+        """Whether the directory is still the one that was put in order."""
+        try:
+            return self._swept in (None, self._directory.stat().st_ino)
+        except OSError:
+            return self._swept is None
+
+
+def _in_background(work: Callable[[], T]) -> Future[T]:
+    """Work in a thread of its own, which ends with it; the program does not end before it."""
+
+    def begin() -> T:
+        time.sleep(0.001)  # or the caller would wait for its turn, 5 ms each time, to leave here
+        return work()
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    future = thread.submit(begin)
+    thread.shutdown(wait=False)
+    return future
