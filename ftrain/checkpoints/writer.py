@@ -78,9 +78,8 @@ class Writer:
                 record = Record(order.step, order.time, order.metrics)
                 keeping.enter(self._directory, record, self._retention, self._opened)
         except OSError as error:
-            return [
-                f"{path_of(self._directory, order.step)} was saved, but what it takes the place of was not let go: {error}"
-            ]
+            path = path_of(self._directory, order.step)
+            return [f"{path} was saved, but the catalog or an older one could not be changed: {error}"]
         return []
 
     def _suspicion(self, step: int, leaves: list[str]) -> list[str]:

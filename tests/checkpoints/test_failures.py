@@ -90,6 +90,7 @@ def test_a_file_that_may_not_grow_is_a_clear_error_and_what_was_saved_stays(tmp_
     assert "File too large" in message
     assert message.endswith("checkpoints that are still there: 1")
     assert steps == "[1, 3]"
+    assert "Traceback" not in done.stderr
     assert verify(tmp_path / "1") == verify(tmp_path / "3") == []
     assert not list(tmp_path.glob("*.saving*")), "what was half written takes no space"
 
