@@ -3,11 +3,12 @@
 import operator
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ftrain.checkpoints import keeping, writing
+from ftrain.checkpoints.catalog import NAME as CATALOG
 from ftrain.checkpoints.catalog import committed, numbered, path_of, read_catalog
 from ftrain.checkpoints.errors import CheckpointError, DamagedError
 from ftrain.checkpoints.matching import Selection, as_patterns
@@ -128,12 +129,13 @@ class CheckpointManager:
         if step is not None:
             return load(self._existing(step), like, selection, verify=verify)
         found: list[DamagedError] = []
-        while (newest := self.newest()) is not None:
+        for newest in self._from_newest():
             try:
                 tree = load(self._path(newest), like, selection, verify=verify)
             except (CheckpointError, OSError) as error:
-                found += self._damage(newest, error)
-                self._damaged.add(newest)
+                damage = self._damage(newest, error)
+                found += damage
+                self._damaged |= {newest} if damage else set()
                 continue
             if found:
                 self.tell(_what_was_lost(found, newest))
@@ -154,6 +156,22 @@ class CheckpointManager:
             else:
                 return self._path(record.step)
         raise _all_of_them(found) if found else self._nothing()
+
+    def _from_newest(self) -> Iterator[int]:
+        """The steps to try, again and again the newest that is not known to be damaged.
+
+        A directory that is looked at while another process deletes one and adds one may seem to be empty.
+        """
+        looks = 20 if (self.directory / CATALOG).exists() else 0
+        while True:
+            newest = self.newest()
+            if newest is not None:
+                yield newest
+            elif looks == 0 or self._damaged:
+                return
+            else:
+                looks -= 1
+                time.sleep(0.02)
 
     def _damage(self, step: int, error: CheckpointError | OSError) -> list[DamagedError]:
         """What is wrong with a checkpoint that could not be read; nothing, if a process that saves here deleted it."""

@@ -146,16 +146,17 @@ def test_training_goes_on_from_tensorflow_with_adam_slots_and_moving_averages():
     state = warm_start(
         state,
         prefix,
-        vars_to_warm_start=["params/", "opt_state/slots/", "averages/", "step"],
+        vars_to_warm_start=["params/", "opt_state/slots/", "opt_state/count", "averages/", "step"],
         var_name_to_prev_var_name={
             "params/(.*)": r"\1",
             "opt_state/slots/m/(.*)": r"\1/Adam",
             "opt_state/slots/v/(.*)": r"\1/Adam_1",
             "averages/(.*)": r"\1/ExponentialMovingAverage",
+            "opt_state/count": "global_step",
             "step": "global_step",
         },
     )
-    assert int(state.step) == stored["global_step"]
+    assert int(state.step) == int(state.opt_state.count) == stored["global_step"]
     found = named_leaves(state)
     for name in names:
         for ours, theirs in (("params", ""), ("averages", "/ExponentialMovingAverage")):

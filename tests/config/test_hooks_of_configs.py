@@ -81,6 +81,10 @@ directory = "elsewhere"
 timeout = 1.0
 
 [[hooks]]
+name = "Ledger"
+path = "ledger.jsonl"
+
+[[hooks]]
 name = "CrashBundle"
 """
 
