@@ -26,7 +26,7 @@ from ftrain.tree import Tree, named_leaves
 
 SAVING, DELETING = ".saving", ".deleting"
 SUSPECT, DAMAGED, INCOMPLETE = ".suspect", ".damaged", ".incomplete"
-_LEFTOVER = re.compile(rf"\d+({SAVING}.*|{DELETING}|\.orbax-checkpoint-tmp.*)|\..+\.json\.\d+")
+_LEFTOVER = re.compile(rf"\d+({SAVING}.*|(\.\w+)?{DELETING}|\.orbax-checkpoint-tmp.*)|\..+\.json\.\d+")
 
 
 class _Response(Protocol):
@@ -108,7 +108,7 @@ def put_aside(path: Path, suffix: str) -> Path:
 def sweep(directory: Path) -> None:
     """Mend what a killed process left: half written, half deleted, or half replaced."""
     for path in sorted(directory.iterdir()):
-        if path.name.endswith(REPLACED) and path.name.removesuffix(REPLACED).isdecimal():
+        if re.fullmatch(rf"\d+(\{SUSPECT})?\{REPLACED}", path.name):
             final = path.with_name(path.name.removesuffix(REPLACED))
             discard(path) if final.exists() else path.rename(final)
         elif _LEFTOVER.fullmatch(path.name):

@@ -72,10 +72,10 @@ def test_what_is_not_committed_is_not_there(manager):
 
 
 def test_leftovers_of_a_killed_process_are_swept_and_nothing_else(tmp_path):
-    for name in ("3.orbax-checkpoint-tmp", "4.deleting", "5.backup", "notes"):
+    for name in ("3.orbax-checkpoint-tmp", "4.deleting", "2.suspect.deleting", "5.backup", "notes"):
         (tmp_path / name).mkdir()
     CheckpointManager(tmp_path).latest()
-    assert len(list(tmp_path.iterdir())) == 4  # looking changes nothing
+    assert len(list(tmp_path.iterdir())) == 5  # looking changes nothing
     with CheckpointManager(tmp_path) as manager:
         manager.save(6, tree())
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -181,3 +181,11 @@ def test_what_plain_orbax_wrote_is_verified_as_far_as_it_can_be_read(tmp_path):
     for path in (tmp_path / "1").rglob("d/*"):
         path.write_bytes(b"")
     assert verify(tmp_path / "1") == ["leaf x cannot be read: its data are damaged"]
+
+
+def test_a_suspect_that_was_being_replaced_is_put_in_order(tmp_path):
+    manager = CheckpointManager(tmp_path, tell=lambda text: None)
+    manager.save(5, {"x": jnp.array(jnp.nan)})
+    (tmp_path / "5.suspect").rename(tmp_path / "5.suspect.replaced")
+    CheckpointManager(tmp_path).save(6, tree())
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"5.suspect", "6"}
