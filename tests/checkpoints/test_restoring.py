@@ -215,6 +215,15 @@ def test_what_the_first_orbax_wrote_is_restored(tmp_path):
     np.testing.assert_array_equal(load_variable(tmp_path / "old" / "9", "encoder/w"), np.full((4, 3), 3.0))
 
 
+def test_a_directory_of_the_first_orbaxs_manager_is_gone_on_with(tmp_path):
+    with ocp_v0.CheckpointManager(tmp_path) as theirs:
+        theirs.save(3, args=ocp_v0.args.StandardSave(tree(3.0)))
+    manager = CheckpointManager(tmp_path)
+    assert flat(manager.restore(like=tree())) == flat(tree(3.0))
+    manager.save(4, tree(4.0))
+    assert manager.steps() == [3, 4]
+
+
 def test_what_plain_orbax_wrote_is_never_deleted(manager):
     ocp.save(manager.directory / "1", tree())
     for step in range(2, 9):
