@@ -32,7 +32,7 @@ def crc32c_of(path: Path) -> str:
     value, chunk = 0, np.empty(_CHUNK, np.uint8)
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(chunk):  # pyright: ignore[reportArgumentType] - an array is a buffer
-            value = google_crc32c.extend(value, chunk[:count])  # pyright: ignore[reportArgumentType]
+            value = google_crc32c.extend(value, chunk[:count])  # pyright: ignore[reportArgumentType] - a buffer too
     return f"{value:08x}"
 
 

@@ -1,5 +1,6 @@
 """Verifying: whether the files and the values of a checkpoint are those that were written."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from ftrain.checkpoints.digests import crc32c_of, digest_of, in_parallel
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, in_one_line
 from ftrain.checkpoints.files import list_files
-from ftrain.checkpoints.layout import COMMITTED, is_tree, leaf_specs, open_leaves
+from ftrain.checkpoints.layout import COMMITTED, Specs, is_tree, leaf_specs, open_leaves
 from ftrain.checkpoints.manifest import NAME, Leaf, Manifest, parse_place, read_manifest, whole
 from ftrain.checkpoints.matching import describe
 
@@ -74,16 +75,7 @@ def _unreadable(directory: Path) -> list[str]:
     """What cannot be read of a checkpoint without a manifest."""
     wrong = [] if (directory / COMMITTED).exists() else [f"file {COMMITTED} is missing: it was never finished"]
     specs = leaf_specs(directory)
-
-    def check(name: str) -> str | None:
-        try:
-            open_leaves(directory, specs, [name])[name].read()
-        except DamagedError as error:
-            return error.damage[0]
-        except ValueError as error:
-            return f"leaf {name} cannot be read: {in_one_line(error)}"
-
-    return wrong + [each for each in in_parallel(check, specs) if each]
+    return wrong + _troubles(directory, specs, dict.fromkeys(specs))
 
 
 def _wrong_leaves(directory: Path, manifest: Manifest) -> list[str]:
@@ -92,17 +84,23 @@ def _wrong_leaves(directory: Path, manifest: Manifest) -> list[str]:
     stored = {name: leaf for name, leaf in manifest.leaves.items() if 0 not in leaf.shape}
     wrong = [f"leaf {name} is missing" for name in stored if name not in specs]
     wrong += [f"leaf {name} does not belong there" for name in specs if name not in stored]
+    return wrong + _troubles(directory, specs, {name: leaf for name, leaf in stored.items() if name in specs})
+
+
+def _troubles(directory: Path, specs: Specs, leaves: Mapping[str, Leaf | None]) -> list[str]:
+    """What is wrong with leaves, as far as it is known what they must be."""
 
     def check(name: str) -> str | None:
-        leaf = stored[name]
+        leaf = leaves[name]
         try:
             found = open_leaves(directory, specs, [name])[name]
-            if describe(found) != describe(leaf):
+            if leaf is not None and describe(found) != describe(leaf):
                 return f"leaf {name} is {describe(found)}, expected {describe(leaf)}"
-            return None if is_as_saved(found.read(), leaf) else f"leaf {name} has other values than were saved"
+            value = found.read()
+            return None if leaf is None or is_as_saved(value, leaf) else f"leaf {name} has other values than were saved"
         except DamagedError as error:
             return error.damage[0]
         except ValueError as error:
             return f"leaf {name} cannot be read: {in_one_line(error)}"
 
-    return wrong + [each for each in in_parallel(check, [name for name in stored if name in specs]) if each]
+    return [each for each in in_parallel(check, leaves) if each]

@@ -39,12 +39,21 @@ class Writer:
         """Start to write; what is `damaged` is put aside first, or it would count as one of the newest."""
         measured = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         held = take(tree)
-        lock = self._make_room(step, overwrite, damaged)
-        times = [record.time for record in read_catalog(self._directory).records]
-        now = max([self._clock(), *times])  # clocks are put back at times
-        order = writing.Order(self._directory, step, held, now, measured, self._may_be_infinite)
-        if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
-            order = dataclasses.replace(order, begun=writing.begin(order.staged, as_given(tree)))
+        lock = None
+        try:
+            lock = self._lock_directory() if jax.process_index() == 0 else None
+            self._make_room(step, overwrite, damaged)
+            times = [record.time for record in read_catalog(self._directory).records]
+            now = max([self._clock(), *times])  # clocks are put back at times
+            order = writing.Order(self._directory, step, held, now, measured, self._may_be_infinite)
+            if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
+                order = dataclasses.replace(order, begun=writing.begin(order.staged, as_given(tree)))
+        except BaseException as error:
+            if lock is not None:
+                lock.close()
+            if isinstance(error, OSError):
+                raise self._failure(step, error) from error
+            raise
         self._unfinished = _in_background(lambda: self._finish(order, lock))
 
     def wait(self) -> list[str]:
@@ -95,32 +104,29 @@ class Writer:
         there = f"still there: {', '.join(map(str, committed(self._directory))) or 'none'}"
         return SaveError(f"{path_of(self._directory, step)} was not saved: {reason}; checkpoints that are {there}")
 
-    def _make_room(self, step: int, overwrite: bool, damaged: set[int]) -> IO[str] | None:
-        """See to it that nothing stands where the checkpoint is to be; answers with the lock of who writes here."""
-        lock = self._put_in_order(step, damaged) if jax.process_index() == 0 else None
-        if step in committed(self._directory) and not overwrite:
-            if lock is not None:
-                lock.close()
-            raise CheckpointError(f"{path_of(self._directory, step)} exists already; overwrite=True would replace it")
-        return lock
+    def _lock_directory(self) -> IO[str]:
+        """The lock of who writes here, as soon as nobody else does."""
+        if self._swept is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        if not self._is_there():  # Orbax would make it anew, and nobody would know what was lost
+            raise FileNotFoundError(f"{self._directory} is no longer there")
+        return wait_for(self._directory / LOCK)
 
-    def _put_in_order(self, step: int, damaged: set[int]) -> IO[str]:
-        try:
-            if self._swept is None:
-                self._directory.mkdir(parents=True, exist_ok=True)
-            if not self._is_there():  # Orbax would make it anew, and nobody would know what was lost
-                raise FileNotFoundError(f"{self._directory} is no longer there")
-            lock = wait_for(self._directory / LOCK)
-            if self._swept is None:
-                writing.sweep(self._directory)
-                self._swept = self._directory.stat().st_ino
-            for each in damaged & {*numbered(self._directory)}:
-                writing.put_aside(path_of(self._directory, each), writing.DAMAGED)
-            if os.path.lexists(path_of(self._directory, step)) and step not in committed(self._directory):
-                writing.put_aside(path_of(self._directory, step), writing.INCOMPLETE)
-        except OSError as error:
-            raise self._failure(step, error) from error
-        return lock
+    def _make_room(self, step: int, overwrite: bool, damaged: set[int]) -> None:
+        """See to it that nothing stands where the checkpoint is to be."""
+        if jax.process_index() == 0:
+            self._put_in_order(step, damaged)
+        if step in committed(self._directory) and not overwrite:
+            raise CheckpointError(f"{path_of(self._directory, step)} exists already; overwrite=True would replace it")
+
+    def _put_in_order(self, step: int, damaged: set[int]) -> None:
+        if self._swept is None:
+            writing.sweep(self._directory)
+            self._swept = self._directory.stat().st_ino
+        for each in damaged & {*numbered(self._directory)}:
+            writing.put_aside(path_of(self._directory, each), writing.DAMAGED)
+        if os.path.lexists(path_of(self._directory, step)) and step not in committed(self._directory):
+            writing.put_aside(path_of(self._directory, step), writing.INCOMPLETE)
 
     def _is_there(self) -> bool:
         """Whether the directory is still the one that was put in order."""

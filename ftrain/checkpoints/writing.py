@@ -4,9 +4,7 @@ import dataclasses
 import logging
 import re
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +25,14 @@ from ftrain.tree import Tree, named_leaves
 SAVING, DELETING = ".saving", ".deleting"
 SUSPECT, DAMAGED, INCOMPLETE = ".suspect", ".damaged", ".incomplete"
 _LEFTOVER = re.compile(rf"\d+({SAVING}.*|(\.\w+)?{DELETING}|\.orbax-checkpoint-tmp.*)|\..+\.json\.\d+")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Errors of Orbax are raised, and told once: not in its log too, with the tracebacks of all its threads."""
+    return "_SignalingThread.run() raised" not in record.getMessage()
+
+
+logging.getLogger("absl").addFilter(_is_news)  # for good: some of its threads end after the error was raised
 
 
 class _Response(Protocol):
@@ -62,7 +68,7 @@ def begin(path: Path, tree: Tree) -> _Response:
 
 def write(order: Order) -> list[str]:
     """Write a checkpoint, whole or not at all; the answer are its leaves that are not finite, and make it suspect."""
-    with _once_only(), ThreadPoolExecutor(1) as digesting:
+    with ThreadPoolExecutor(1) as digesting:
         described = digesting.submit(_describe, named_leaves(order.held))  # while Orbax writes
         response = order.begun or begin(order.staged, jax.tree.map(as_saved, order.held))
         response.result()
@@ -113,21 +119,6 @@ def sweep(directory: Path) -> None:
             discard(path) if final.exists() else path.rename(final)
         elif _LEFTOVER.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@contextmanager
-def _once_only() -> Iterator[None]:
-    """Errors of Orbax are raised, and told once: not in its log too, with the tracebacks of all its threads."""
-    logger = logging.getLogger("absl")
-    logger.addFilter(_is_news)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return "raised an exception" not in record.getMessage()
 
 
 def _check_written(staged: Path, leaves: dict[str, Leaf]) -> None:

@@ -60,6 +60,7 @@ def main() -> None:
         # Until a run handles it, Ctrl-C ends the process: an exception could be lost in somebody's import.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     warnings.showwarning = _show_warning
+    sys.unraisablehook = _show_unraisable
     sys.path.append(os.getcwd())  # so that a config can name a task of the user's own in the working directory
     try:
         sys.exit(app(standalone_mode=False))
@@ -79,6 +80,12 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object, *
     """A warning for whoever typed a command: what it says, not the line of ours that said it."""
     del category
     print(f"ftrain: warning: {message}", file=sys.stderr, flush=True)
+
+
+def _show_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """What nobody can catch; but for writes that end after Orbax has given up on them, and told why."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from command import ROOT, run
 
 from ftrain.checkpoints import CheckpointManager, SaveError, verify
 
@@ -116,6 +117,19 @@ def test_a_full_disk_is_a_clear_error_and_what_was_saved_stays(small_disk):
     assert manager.steps() == [1]
     manager.save(3, {"x": np.ones(10)})
     assert manager.steps() == [1, 3]
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_run_on_a_full_disk_ends_or_goes_on_as_its_config_says(small_disk, on_error):
+    settings = ["steps=160", "checkpoint.every_steps=20", "checkpoint.keep=20", f"checkpoint.on_error={on_error}"]
+    done = run("train", ROOT / "configs" / "digits.toml", f"run.directory={small_disk / 'run'}", *settings)
+    said = done.stderr if on_error == "stop" else done.stdout
+    assert done.returncode == (1 if on_error == "stop" else 0), done.stderr
+    assert "was not saved: No space left on device; checkpoints that are still there: 20, 40" in said
+    assert len(done.stderr.splitlines()) <= 2, done.stderr
+    steps = CheckpointManager(small_disk / "run" / "checkpoints").steps()
+    assert steps[:2] == [20, 40]
+    assert all(verify(small_disk / "run" / "checkpoints" / str(step)) == [] for step in steps)
 
 
 def test_a_disk_that_can_only_be_read_is_a_clear_error(small_disk):
