@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ftrain.checkpoints import CheckpointManager, DamagedError, open_reader, verify
 from ftrain.checkpoints.manifest import as_text
+from ftrain.checkpoints.reading import LARGE
 
 
 def tree(value: float = 1.0):
@@ -153,6 +154,19 @@ def test_a_flipped_byte_is_told_by_file_and_by_leaf(directory):
     with pytest.raises(DamagedError, match="leaf w has other values than were saved") as caught:
         CheckpointManager(directory).restore(like=tree(), step=2)
     assert f"file {name} has crc32c" in str(caught.value)
+
+
+@pytest.mark.parametrize("elements", [1_000_000, 100_000])  # verified beside the reading, or in it
+def test_damage_of_a_large_file_is_found_through_its_values(tmp_path, elements):
+    """Restoring does not read large files twice, for their checksums."""
+    large = {f"{n}": np.random.default_rng(n).random(elements).astype(np.float32) for n in range(8)}
+    CheckpointManager(tmp_path).save(1, large)
+    file = damage_a_leaf(tmp_path / "1", large["5"])
+    assert file.stat().st_size > LARGE
+    with pytest.raises(DamagedError, match="leaf 5 has other values than were saved") as caught:
+        CheckpointManager(tmp_path).restore(like=large)
+    assert f"file {file.relative_to(tmp_path / '1')} has crc32c" in str(caught.value)
+    assert len(caught.value.damage) == 2
 
 
 def test_the_warning_says_what_was_lost(directory):
