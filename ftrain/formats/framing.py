@@ -1,0 +1,50 @@
+"""The frame of one record: length, checksum of the length, data, checksum of the data."""
+
+import struct
+from pathlib import Path
+
+from ftrain.formats.checksums import masked_crc
+
+HEADER = struct.Struct("<QI")  # length of the data, masked checksum of those 8 bytes
+FOOTER = struct.Struct("<I")  # masked checksum of the data
+FRAME = HEADER.size + FOOTER.size  # what a record takes beyond its data
+
+HEADER_CUT = "its header is cut short"
+HEADER_WRONG = "the checksum of its length does not match"
+DATA_CUT = "its data are cut short"
+DATA_WRONG = "the checksum of its data does not match"
+
+
+class DamagedRecordError(ValueError):
+    """A record whose bytes are not what was written: which one of `path`, where, and what is wrong.
+
+    `uncompressed` says that `offset` counts the bytes of the uncompressed data.
+    """
+
+    def __init__(self, path: str | Path, number: int, offset: int, reason: str, *, uncompressed: bool = False):
+        note = " (the offset is that in the uncompressed data)" if uncompressed else ""
+        super().__init__(f"{path}: record {number} at byte {offset} is damaged: {reason}{note}")
+        self.path, self.number, self.offset, self.reason = Path(path), number, offset, reason
+        self.uncompressed = uncompressed
+
+    # An exception is rebuilt from its arguments when it passes from one process to another.
+    def __reduce__(self) -> tuple:
+        return _rebuild_error, (self.path, self.number, self.offset, self.reason, self.uncompressed)
+
+
+def frame_record(data: bytes) -> bytes:
+    """`data` as one record."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, FOOTER.pack(masked_crc(length)), data, FOOTER.pack(masked_crc(data))))
+
+
+def parse_header(header: bytes) -> int | None:
+    """The length that a record's first 12 bytes declare; None if they are fewer or their checksum is wrong."""
+    if len(header) < HEADER.size:
+        return None
+    length, crc = HEADER.unpack(header)
+    return length if crc == masked_crc(header[:8]) else None
+
+
+def _rebuild_error(path: Path, number: int, offset: int, reason: str, uncompressed: bool) -> DamagedRecordError:
+    return DamagedRecordError(path, number, offset, reason, uncompressed=uncompressed)

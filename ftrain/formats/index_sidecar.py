@@ -1,0 +1,129 @@
+"""Sidecars: the index of a record file, kept in a file beside it.
+
+A sidecar is magic, length of the JSON header as uint32, JSON header, offsets and lengths as int64, and the CRC-32C of
+all of that as uint32, each little-endian. One that is not exactly right is as good as none.
+"""
+
+import json
+import os
+import stat
+import struct
+import uuid
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from ftrain.formats.framing import FRAME, DamagedRecordError
+from ftrain.formats.record_walk import Frames
+from ftrain.formats.records import OnDamage
+
+SUFFIX = ".index"
+_MAGIC = b"ftrain records 1"
+_UINT32 = struct.Struct("<I")
+_EDGE = 4096  # bytes at both ends of a record file whose checksums show that it is another file
+
+
+def sidecar_path(path: Path) -> Path:
+    return path.with_name(path.name + SUFFIX)
+
+
+def load_sidecar(path: Path, status: os.stat_result, on_damage: OnDamage) -> Frames | None:
+    """The frames of the record file `path` as its sidecar has them; None if it has none that can be used."""
+    try:
+        return _parse(path, _read(sidecar_path(path), status.st_size), status, on_damage)
+    # Whatever is wrong with it, the index is built again.
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error):
+        return None
+
+
+def save_sidecar(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames) -> None:
+    """Writes the sidecar of a file if that is possible; an index that is not kept is only built again."""
+    target = sidecar_path(path)
+    # Several processes may index a file at once: each writes its own, and the last one stays.
+    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
+    try:
+        temporary.write_bytes(_format(path, status, on_damage, frames))
+        temporary.replace(target)
+    except OSError:
+        _remove(temporary)
+
+
+def remove_sidecar(path: Path) -> None:
+    """Removes the sidecar of a file that is replaced; a file of that name that is something else stays."""
+    sidecar = sidecar_path(path)
+    if not sidecar.is_file():
+        return
+    with open(sidecar, "rb") as file:
+        ours = file.read(len(_MAGIC)) == _MAGIC
+    if ours:
+        sidecar.unlink()
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return  # in a directory that takes no files there is none to remove either
+
+
+def _format(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames) -> bytes:
+    header = {
+        **_identity(path, status),
+        "count": len(frames.offsets),
+        "mode": on_damage,
+        "damages": [[damage.number, damage.offset, damage.reason] for damage in frames.damages],
+    }
+    text = json.dumps(header).encode()
+    arrays = [values.astype("<i8").tobytes() for values in (frames.offsets, frames.lengths)]
+    content = b"".join([_MAGIC, _UINT32.pack(len(text)), text, *arrays])
+    return content + _UINT32.pack(google_crc32c.value(content))
+
+
+def _identity(path: Path, status: os.stat_result) -> dict[str, int]:
+    """What must be the same for a sidecar to be that of this file."""
+    with open(path, "rb") as file:
+        head = file.read(_EDGE)
+        file.seek(max(status.st_size - _EDGE, 0))
+        tail = file.read(_EDGE)
+    crcs = {"head_crc": google_crc32c.value(head), "tail_crc": google_crc32c.value(tail)}
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, **crcs}
+
+
+def _read(sidecar: Path, size: int) -> bytes:
+    status = os.stat(sidecar)
+    # 16 bytes for each record of at least 16 bytes, and less than 100 for each damage: more than that is not ours.
+    if not stat.S_ISREG(status.st_mode) or status.st_size > 8 * size + (1 << 20):
+        raise ValueError("not a sidecar of this file")
+    return sidecar.read_bytes()
+
+
+def _parse(path: Path, content: bytes, status: os.stat_result, on_damage: OnDamage) -> Frames | None:
+    start = len(_MAGIC) + _UINT32.size
+    if not content.startswith(_MAGIC) or _UINT32.unpack(content[-4:])[0] != google_crc32c.value(content[:-4]):
+        return None
+    end = start + _UINT32.unpack_from(content, len(_MAGIC))[0]
+    header = json.loads(content[start:end])
+    if any(header[name] != value for name, value in _identity(path, status).items()):
+        return None
+    offsets, lengths = np.frombuffer(content[end:-4], "<i8").astype(np.int64).reshape(2, header["count"])
+    damages = tuple(_damage(path, *entry) for entry in header["damages"])
+    frames = Frames(offsets, lengths, damages)
+    usable = header["mode"] == on_damage or (on_damage == "raise" and header["mode"] == "skip" and not damages)
+    return frames if usable and _is_sound(frames, status.st_size) else None
+
+
+def _damage(path: Path, number: int, offset: int, reason: str) -> DamagedRecordError:
+    if not (isinstance(number, int) and isinstance(offset, int) and isinstance(reason, str)):
+        raise TypeError("not a damage")
+    return DamagedRecordError(path, number, offset, reason)
+
+
+def _is_sound(frames: Frames, size: int) -> bool:
+    """Whether the records lie in the file, one after the other, without gaps where nothing is damaged."""
+    offsets, lengths = frames.offsets, frames.lengths
+    # Each alone first, so that no sum overflows.
+    if ((offsets < 0) | (offsets > size) | (lengths < 0) | (lengths > size)).any():
+        return False
+    gaps = np.append(offsets, size) - np.append(0, offsets + lengths + FRAME)
+    return bool((gaps >= 0).all() if frames.damages else (gaps == 0).all())

@@ -1,0 +1,66 @@
+"""The index of a record file: where each of its records lies, for reading them in any order."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ftrain.formats.compression import detect_compression
+from ftrain.formats.framing import DamagedRecordError
+from ftrain.formats.index_sidecar import load_sidecar, save_sidecar
+from ftrain.formats.record_walk import walk_frames
+from ftrain.formats.records import OnDamage, check_on_damage
+
+
+@dataclass(frozen=True, eq=False)
+class RecordIndex:
+    """The records of the plain file `path` as it was when it had this size and time of change."""
+
+    path: Path
+    offsets: np.ndarray  # int64, of each frame
+    lengths: np.ndarray  # int64, of the data of each
+    size: int
+    mtime_ns: int
+    damages: tuple[DamagedRecordError, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def index_records(path: str | Path, *, on_damage: OnDamage = "raise", sidecar: bool = True) -> RecordIndex:
+    """The index of a plain record file, from its sidecar PATH.index if that is up to date, else from the file itself.
+
+    "raise" follows the headers and leaves the data unread: a damaged header is an error. "skip" reads everything once
+    and leaves damaged records out. With `sidecar` the index is kept beside the file, where that is possible.
+    """
+    check_on_damage(on_damage)
+    path = Path(path)
+    _refuse_compressed(path)
+    status = os.stat(path)
+    frames = load_sidecar(path, status, on_damage) if sidecar else None
+    if frames is None:
+        frames = walk_frames(path, on_damage)
+        if sidecar and _unchanged(path, status):
+            save_sidecar(path, status, on_damage, frames)
+    return RecordIndex(path, frames.offsets, frames.lengths, status.st_size, status.st_mtime_ns, frames.damages)
+
+
+def _refuse_compressed(path: Path) -> None:
+    if compression := detect_compression(path):
+        raise ValueError(
+            f"{path}: is compressed ({compression}), and random access needs a plain file; make one with "
+            f"`ftrain data convert {path} {_plain_name(path)}`, or pass cache=DIRECTORY to have it unpacked there"
+        )
+
+
+def _plain_name(path: Path) -> Path:
+    """A name for the plain file that is not taken by the compressed one."""
+    name = path.with_suffix(".tfrecord" if path.with_suffix("").suffix != ".tfrecord" else "")
+    return name if name != path else path.with_suffix(".plain.tfrecord")
+
+
+def _unchanged(path: Path, status: os.stat_result) -> bool:
+    """A file that grew while it was read would get a sidecar that knows part of it."""
+    now = os.stat(path)
+    return (now.st_size, now.st_mtime_ns) == (status.st_size, status.st_mtime_ns)
