@@ -1,6 +1,29 @@
-"""Bytes only: how records and events lie in files."""
+"""Bytes only: record files, the examples in them, and TensorFlow's checkpoints."""
 
+from ftrain.formats.conversions import SpecError
+from ftrain.formats.examples import (
+    BytesList,
+    Example,
+    Feature,
+    FeatureList,
+    FeatureLists,
+    Features,
+    FloatList,
+    Int64List,
+    SequenceExample,
+    decode_example,
+    decode_sequence_example,
+    encode_example,
+    encode_sequence_example,
+)
+from ftrain.formats.features import Fixed, Image, Padded, Ragged, Raw
+from ftrain.formats.file_patterns import match_files
+from ftrain.formats.parsing import ExampleParser, parse_examples
+from ftrain.formats.record_files import RecordFiles
+from ftrain.formats.record_index import RecordIndex, index_records
+from ftrain.formats.record_writer import RecordWriter
 from ftrain.formats.records import DamagedRecordError, frame_record, read_records
+from ftrain.formats.sequences import Steps, parse_sequence_examples
 from ftrain.formats.tf_checkpoint import (
     TfCheckpoint,
     TfCheckpointError,
@@ -13,15 +36,43 @@ from ftrain.formats.tf_checkpoint import (
 )
 
 __all__ = [
+    "BytesList",
     "DamagedRecordError",
+    "Example",
+    "ExampleParser",
+    "Feature",
+    "FeatureList",
+    "FeatureLists",
+    "Features",
+    "Fixed",
+    "FloatList",
+    "Image",
+    "Int64List",
+    "Padded",
+    "Ragged",
+    "Raw",
+    "RecordFiles",
+    "RecordIndex",
+    "RecordWriter",
+    "SequenceExample",
+    "SpecError",
+    "Steps",
     "TfCheckpoint",
     "TfCheckpointError",
     "TfCheckpointState",
     "TfVariable",
+    "decode_example",
+    "decode_sequence_example",
+    "encode_example",
+    "encode_sequence_example",
     "format_state",
     "frame_record",
+    "index_records",
     "is_tf_checkpoint",
     "latest_tf_checkpoint",
+    "match_files",
+    "parse_examples",
+    "parse_sequence_examples",
     "parse_state",
     "read_records",
 ]

@@ -1,0 +1,229 @@
+"""Examples: TensorFlow's records of named features, as messages, as bytes and as arrays.
+
+data = encode_example({"x": np.zeros(64, np.float32), "label": 3, "name": b"zebra"})
+decode_example(data)["label"]  # array([3])
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+FeatureArrays = dict[str, np.ndarray | None]
+
+_LISTS = {"bytes_list": "BytesList", "float_list": "FloatList", "int64_list": "Int64List"}  # numbered 1, 2, 3
+_INT64 = np.iinfo(np.int64)
+
+
+def _make_pool() -> descriptor_pool.DescriptorPool:
+    # A pool of our own does not collide with the one of TensorFlow in the same process.
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for name, kind in zip(_LISTS.values(), (kinds.TYPE_BYTES, kinds.TYPE_FLOAT, kinds.TYPE_INT64), strict=True):
+        values = file.message_type.add(name=name).field
+        values.add(name="value", number=1, label=kinds.LABEL_REPEATED, type=kind)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (name, message) in enumerate(_LISTS.items(), start=1):
+        _add_message(feature, name, number, message).oneof_index = 0
+    _add_map(file.message_type.add(name="Features"), "feature", "Feature")
+    steps = _add_message(file.message_type.add(name="FeatureList"), "feature", 1, "Feature")
+    steps.label = steps.LABEL_REPEATED
+    _add_map(file.message_type.add(name="FeatureLists"), "feature_list", "FeatureList")
+    _add_message(file.message_type.add(name="Example"), "features", 1, "Features")
+    sequence = file.message_type.add(name="SequenceExample")
+    _add_message(sequence, "context", 1, "Features")
+    _add_message(sequence, "feature_lists", 2, "FeatureLists")
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+def _add_message(
+    message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: str
+) -> descriptor_pb2.FieldDescriptorProto:
+    field = message.field.add(name=name, number=number, type_name=f".tensorflow.{kind}")
+    field.label, field.type = field.LABEL_OPTIONAL, field.TYPE_MESSAGE
+    return field
+
+
+def _add_map(message: descriptor_pb2.DescriptorProto, name: str, kind: str) -> None:
+    # A map is a repeated entry of key and value; the name of the entry's type is prescribed.
+    entry = message.nested_type.add(name="".join(word.capitalize() for word in name.split("_")) + "Entry")
+    entry.options.map_entry = True
+    field = entry.field.add(name="key", number=1)
+    field.label, field.type = field.LABEL_OPTIONAL, field.TYPE_STRING
+    _add_message(entry, "value", 2, kind)
+    entries = _add_message(message, name, 1, f"{message.name}.{entry.name}")
+    entries.label = entries.LABEL_REPEATED
+
+
+def _message_class(name: str) -> Any:
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"tensorflow.{name}"))
+
+
+_POOL = _make_pool()
+BytesList = _message_class("BytesList")
+FloatList = _message_class("FloatList")
+Int64List = _message_class("Int64List")
+Feature = _message_class("Feature")
+Features = _message_class("Features")
+FeatureList = _message_class("FeatureList")
+FeatureLists = _message_class("FeatureLists")
+Example = _message_class("Example")
+SequenceExample = _message_class("SequenceExample")
+
+
+def encode_example(features: Mapping[str, Any]) -> bytes:
+    """The bytes of an Example: floats, integers or bytes under each name, None for a feature without values.
+
+    Entries are ordered by name, so that equal features give equal bytes. Floats are kept as float32.
+    """
+    example = Example()
+    example.features.SetInParent()
+    _fill_features(example.features, features)
+    return example.SerializeToString(deterministic=True)
+
+
+def decode_example(data: bytes) -> FeatureArrays:
+    """Every feature of an Example by name: float32, int64, or bytes in an object array; None without a list."""
+    return _arrays(parse_message(Example, data).features)
+
+
+def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> bytes:
+    """The bytes of a SequenceExample: features of the whole, and under each name one feature for each step."""
+    example = SequenceExample()
+    example.context.SetInParent()
+    example.feature_lists.SetInParent()
+    _fill_features(example.context, context)
+    for name, steps in feature_lists.items():
+        messages = _entry(example.feature_lists.feature_list, name).feature
+        for number, step in enumerate(steps):
+            _fill(messages.add(), step, f"step {number} of feature list {name}")
+    return example.SerializeToString(deterministic=True)
+
+
+def decode_sequence_example(data: bytes) -> tuple[FeatureArrays, dict[str, list[np.ndarray | None]]]:
+    """The context of a SequenceExample, and the steps of each of its feature lists."""
+    example = parse_message(SequenceExample, data)
+    lists = example.feature_lists.feature_list
+    return _arrays(example.context), {name: [_array(step) for step in lists[name].feature] for name in sorted(lists)}
+
+
+def parse_message(kind: Any, data: bytes) -> Any:
+    """A message from its bytes; ValueError if they are none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise ValueError(f"its {len(data)} bytes are no {kind.DESCRIPTOR.name}") from None
+
+
+def _fill_features(message: Any, features: Mapping[str, Any]) -> None:
+    for name, value in features.items():
+        _fill(_entry(message.feature, name), value, f"feature {name}")
+
+
+def _entry(entries: Any, name: str) -> Any:
+    if not isinstance(name, str):
+        raise TypeError(f"feature name {name!r} is a {type(name).__name__}, wanted a str")
+    try:
+        return entries[name]
+    except UnicodeEncodeError:
+        raise ValueError(f"feature name {name!r} is no Unicode text, which names have to be") from None
+
+
+def _fill(feature: Any, value: Any, what: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, list | tuple) and not value:
+        raise TypeError(f"{what} is an empty list, which has no kind; give np.array([], np.float32), int or 'S'")
+    if isinstance(value, bytes | bytearray | memoryview):
+        value = [bytes(value)]
+    array = _as_array(value, what)
+    kind = number_kind(array.dtype)
+    if kind == "":
+        array, kind = _convert_objects(array, what)
+    if kind == "bytes":
+        values, message = array.tolist(), feature.bytes_list
+    elif kind == "integer":
+        values, message = _checked_integers(array, what), feature.int64_list
+    else:
+        with np.errstate(over="ignore"):
+            values, message = array.astype(np.float32).ravel().tolist(), feature.float_list
+    message.value.extend(values)
+    message.SetInParent()
+
+
+def _as_array(value: Any, what: str) -> np.ndarray:
+    if not isinstance(value, list | tuple):
+        return np.asarray(value)
+    try:  # as objects, so that no value is turned into another kind for its neighbour's sake
+        return np.array(value, object)
+    except ValueError as error:
+        raise TypeError(f"{what} has values that do not fit together: {error}; give one flat list or array") from None
+
+
+def number_kind(dtype: np.dtype) -> str:
+    """\"float\", \"integer\", or \"\" for what is neither; the small dtypes of ml_dtypes are told by their limits."""
+    if dtype.kind in "fiu":
+        return "float" if dtype.kind == "f" else "integer"
+    if dtype.kind == "V" and dtype.type.__module__ == ml_dtypes.bfloat16.__module__:
+        return "integer" if "int" in dtype.name else "float"
+    return ""
+
+
+def _convert_objects(array: np.ndarray, what: str) -> tuple[np.ndarray, str]:
+    """Bytes, Python integers or floats, flat, with their kind; an error with the way out for anything else."""
+    if array.dtype.kind not in "OSUb":
+        raise TypeError(f"{what} is {array.dtype}, wanted floats, integers or bytes")
+    values = array.ravel().tolist()
+    kinds = {kind: _object_kind(kind) for kind in set(map(type, values))}
+    found = set(kinds.values()) or {"bytes"}
+    found |= {"U": {"str"}, "b": {"bool"}}.get(array.dtype.kind, set())  # also when there are no values
+    for kind, way in {"bool": ".astype(int)", "str": ".encode()"}.items():
+        if kind in found:
+            raise TypeError(f"{what} is {kind}, wanted floats, integers or bytes; convert it with {way}")
+    if found == {"integer", "float"}:
+        found = {"float"}
+    if len(found) > 1 or "" in found:
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"{what} has values of type {names}, wanted one flat list of floats, integers or bytes")
+    try:
+        return np.array(values, float if found == {"float"} else object), found.pop()
+    except OverflowError:
+        raise ValueError(f"{what} has an integer that is too large for a float") from None
+
+
+def _object_kind(kind: type) -> str:
+    if issubclass(kind, bool | np.bool_):
+        return "bool"
+    if issubclass(kind, np.generic) and not issubclass(kind, np.character):
+        return number_kind(np.dtype(kind))
+    names = {bytes: "bytes", str: "str", int: "integer", float: "float"}
+    return next((name for base, name in names.items() if issubclass(kind, base)), "")
+
+
+def _checked_integers(array: np.ndarray, what: str) -> list[int]:
+    values = array.ravel().tolist()
+    if array.dtype.kind not in "iu":
+        values = [int(value) for value in values]
+    for value in (min(values, default=0), max(values, default=0)):
+        if not _INT64.min <= value <= _INT64.max:
+            raise ValueError(f"{what} has the value {value}, wanted {_INT64.min} to {_INT64.max}: integers are int64")
+    return values
+
+
+def _arrays(features: Any) -> FeatureArrays:
+    return {name: _array(features.feature[name]) for name in sorted(features.feature)}
+
+
+def _array(feature: Any) -> np.ndarray | None:
+    kind = feature.WhichOneof("kind")
+    if kind is None:
+        return None
+    dtype = {"bytes_list": object, "float_list": np.float32, "int64_list": np.int64}[kind]
+    values = getattr(feature, kind).value
+    return np.fromiter(values, dtype, len(values))
