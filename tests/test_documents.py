@@ -14,6 +14,7 @@ SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if not path.with_
 CONFIGS = sorted([*ROOT.glob("configs/*.toml"), *ROOT.glob("examples/*.toml")])
 SHRUNK = {
     "digits.toml": ["steps=40", "model.channels=4"],
+    "digits_records.toml": ["steps=40", "model.channels=4", "model.records=HERE/records"],
     "source_lm.toml": ["steps=4", "model.width=32", "model.layers=1", "model.evaluation_windows=8"],
     "own_task.toml": ["steps=40"],
 }
@@ -43,9 +44,10 @@ def test_every_example_runs(path, tmp_path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_config_trains_and_is_evaluated(path, tmp_path):
-    done = run("train", path, f"run.directory={tmp_path}", *SHRUNK[path.name], cwd=ROOT)
+    shrunk = [override.replace("HERE", str(tmp_path)) for override in SHRUNK[path.name]]
+    done = run("train", path, f"run.directory={tmp_path / 'run'}", *shrunk, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    evaluated = run("eval", tmp_path, cwd=ROOT)
+    evaluated = run("eval", tmp_path / "run", cwd=ROOT)
     assert evaluated.returncode == 0, evaluated.stderr
     assert "eval/" in evaluated.stdout
 

@@ -80,7 +80,7 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer
     mesh = calls["mesh"].make()
     task: Task = calls["model"].make()
-    pipeline = calls["data"].make(source=task.source, seed=top["seed"])
+    pipeline = calls["data"].make(source=task.source, seed=top["seed"], **task.input)
     try:
         split_batch(pipeline.batch_size, mesh)
     except ValueError as error:

@@ -49,10 +49,12 @@ def _calls(fuse: Fuse = "auto") -> None:
     """How steps are called, in the table `step`."""
 
 
+# What the builder gives to the pipeline, or the task does: a config cannot say it.
+_PIPELINE = frozenset({"source", "seed", "buckets", "pad", "transform", "shard_index", "shard_count"})
 TOP = Section(_top)
 SECTIONS = {
     "run": Section(_run),
-    "data": Section(Pipeline, frozenset({"source", "seed", "shard_index", "shard_count"})),
+    "data": Section(Pipeline, _PIPELINE),
     "step": Section(make_step, frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate"}), beside=_calls),
     "guard": Section(guard, frozenset({"optimizer"}), optional=True),
     "loss_scaling": Section(loss_scaling, frozenset({"optimizer"}), optional=True),

@@ -1,17 +1,39 @@
 """Input: sources read by index, and pipelines whose batch is a pure function of seed and step."""
 
+from ftrain.data.arrays import ArraySource
+from ftrain.data.batching import Buckets, example_lengths
+from ftrain.data.changing import FilterSource, MapSource
+from ftrain.data.combining import ConcatSource, MixSource
+from ftrain.data.grain_source import GrainSource
+from ftrain.data.padding import Pad
 from ftrain.data.pieces import Piece, stack
 from ftrain.data.pipeline import Pipeline
 from ftrain.data.prefetch import Prefetcher, feed, feed_pieces
-from ftrain.data.source import ArraySource, Source, WindowSource
+from ftrain.data.records import ArrayRecordSource, RecordSource
+from ftrain.data.source import RangeSource, Source, WindowSource
+from ftrain.data.stream import Stream
+from ftrain.data.text import TextSource
 
 __all__ = [
+    "ArrayRecordSource",
     "ArraySource",
+    "Buckets",
+    "ConcatSource",
+    "FilterSource",
+    "GrainSource",
+    "MapSource",
+    "MixSource",
+    "Pad",
     "Piece",
     "Pipeline",
     "Prefetcher",
+    "RangeSource",
+    "RecordSource",
     "Source",
+    "Stream",
+    "TextSource",
     "WindowSource",
+    "example_lengths",
     "feed",
     "feed_pieces",
     "stack",

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ftrain.data.pipeline import Pipeline
-from ftrain.data.shapes import ShapeWatch
+from ftrain.data.reading import Read, read_ahead
+from ftrain.data.shapes import ShapeWatch, check_numbers
+from ftrain.data.source import Batch
 
 CHUNK_BYTES = 4 << 20  # small batches are read several at a time, up to this many bytes
 CHUNK_STEPS = 16
@@ -44,13 +46,14 @@ def pieces(
     data: Pipeline | Iterable[Any],
     start: int,
     lengths: Iterator[int],
-    put: Put = lambda batch, count: batch,
+    put: Put | None = None,
     shapes: ShapeWatch | None = None,
 ) -> Iterator[list[Piece]]:
     """The input from step `start` on, in pieces of the given lengths, several of them at a time."""
     watch = shapes or ShapeWatch()
+    expected = isinstance(data, Pipeline) and data.has_shapes
     if isinstance(data, Pipeline):
-        made = _from_pipeline(data, start, lengths)
+        made = _from_pipeline(data, start, lengths, watch)
     else:
         made = _from_batches(data, start, lengths, watch)
     step = start
@@ -58,24 +61,42 @@ def pieces(
         ready: list[Piece] = []
         for piece in several:
             single = piece.batch if piece.count == 1 else jax.tree.map(lambda leaf: leaf[0], piece.batch)
-            kind = watch.kind(single, step)
-            ready.append(Piece(piece.count, put(piece.batch, piece.count), kind, _examples(single)))
+            kind = watch.kind(single, step, expected=expected)
+            batch = piece.batch if put is None else put(check_numbers(piece.batch), piece.count)
+            ready.append(Piece(piece.count, batch, kind, _examples(single)))
             step += piece.count
         yield ready
 
 
-def _from_pipeline(pipeline: Pipeline, step: int, lengths: Iterator[int]) -> Iterator[list[Piece]]:
+def _from_pipeline(pipeline: Pipeline, step: int, lengths: Iterator[int], watch: ShapeWatch) -> Iterator[list[Piece]]:
     """Single steps are read several at a time, and the steps of a piece together: a large read is cheaper than many."""
-    chunk = _chunk_size(pipeline)
+    sizes: list[int] = []  # of one batch, in bytes, once it is known
+    for order, batches in read_ahead(pipeline, _orders(pipeline, step, lengths, sizes)):
+        if not sizes:
+            sizes.append(sum(array.nbytes for array in batches[0].values()) // (order.count if order.stacked else 1))
+        yield _pieces_of(order, batches, watch, pipeline.has_shapes)
+
+
+def _orders(pipeline: Pipeline, step: int, lengths: Iterator[int], sizes: list[int]) -> Iterator[Read]:
+    """What to read for pieces of the given lengths, up to where the data end."""
     for length, run in itertools.groupby(lengths):
-        if length == 1:
-            while several := len(list(itertools.islice(run, chunk))):
-                yield [Piece(1, batch) for batch in _unstack(pipeline.batches(step, several), several)]
-                step += several
-        else:
-            for _ in run:
-                yield [Piece(length, pipeline.batches(step, length))]
-                step += length
+        while pieces := len(list(itertools.islice(run, _chunk_size(sizes) if length == 1 else 1))):
+            count = pieces * length
+            if pipeline.steps is not None and step + count > pipeline.steps:
+                if step < pipeline.steps:
+                    yield Read(step, pipeline.steps - step, stacked=False)
+                return
+            yield Read(step, count, stacked=length > 1)
+            step += count
+
+
+def _pieces_of(order: Read, batches: list[Batch], watch: ShapeWatch, expected: bool) -> list[Piece]:
+    if len(batches) < order.count:
+        return [Piece(order.count, batches[0])]
+    singles = [Piece(1, batch) for batch in batches]
+    kinds = {watch.kind(batch, order.step + at, expected=expected) for at, batch in enumerate(batches)}
+    fits = order.stacked and len(kinds) == 1
+    return [stack(singles)] if fits else singles
 
 
 def _from_batches(
@@ -119,6 +140,5 @@ def _examples(batch: Any) -> int:
     return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else 0
 
 
-def _chunk_size(pipeline: Pipeline) -> int:
-    size = sum(array.nbytes for array in pipeline.batch(0).values())
-    return min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size, 1)))
+def _chunk_size(sizes: list[int]) -> int:
+    return min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(sizes[0], 1))) if sizes else 1

@@ -1,13 +1,19 @@
 """The pipeline: batch = f(seed, step), whoever asks, in whatever order."""
 
-import functools
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
 
 import numpy as np
 
-from ftrain.data.source import Source
+from ftrain.coordination import EndOfData
+from ftrain.data.batching import Batching, Bucketed, Buckets, Consecutive, Last
+from ftrain.data.changing import Example, join, name_of, split
+from ftrain.data.combining import check_plain
+from ftrain.data.padding import Pad, pad_batch
+from ftrain.data.source import Batch, Source, describe, settle, where
 
-Batch = dict[str, np.ndarray]
+Transform = Callable[[Example, np.random.Generator], Example]
 
 
 class Pipeline:
@@ -15,7 +21,17 @@ class Pipeline:
 
     Every epoch is a permutation of its own, and epochs follow each other without a gap: no example is dropped, every
     batch is full. Process `shard_index` of `shard_count` gets its slice of the same global batch, so what a step
-    trains on does not depend on how many processes load it.
+    trains on does not depend on how many processes load it; nor on how many threads or worker processes do.
+
+    Args:
+      epochs: after which the data end; None for never.
+      last: whether a last batch that is not full is dropped or kept.
+      buckets: batches of examples of similar length, instead of consecutive ones.
+      pad: features of unequal lengths, and how each is padded.
+      transform: what is made of each example, given it and a generator of random numbers that is its own at this step.
+      threads: that read and decode ahead, each a batch or several small ones.
+      workers: processes that do so, for transforms that are heavy work in Python; the source and all functions are sent
+        to them, so these must be importable.
     """
 
     def __init__(
@@ -25,42 +41,75 @@ class Pipeline:
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
+        epochs: int | None = None,
+        last: Last = "drop",
+        buckets: Buckets | None = None,
+        pad: Mapping[str, Pad] | None = None,
+        transform: Transform | None = None,
+        threads: int = 1,
+        workers: int = 0,
         shard_index: int = 0,
         shard_count: int = 1,
     ):
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        if batch_size > len(source):
-            raise ValueError(f"batch_size {batch_size} is larger than the data, which has {len(source)} examples")
-        if batch_size % shard_count:
-            raise ValueError(f"batch_size {batch_size} does not divide over {shard_count} processes")
-        if not 0 <= shard_index < shard_count:
-            raise ValueError(f"shard_index must be in [0, {shard_count}), got {shard_index}")
-        self.source, self.batch_size, self.seed, self.shuffle = source, batch_size, seed, shuffle
+        _check_at_least(1, batch_size=batch_size, epochs=epochs, threads=threads)
+        _check_at_least(0, seed=seed, workers=workers)
+        if last not in get_args(Last):
+            raise ValueError(f"last must be 'drop' or 'keep', got {last!r}")
+        if not len(source):
+            raise ValueError(f"{describe(source)} has no examples")
+        self.source, self.batch_size, self.seed, self.shuffle, self.epochs = source, batch_size, seed, shuffle, epochs
+        self.pad, self.transform, self.threads, self.workers = dict(pad or {}), transform, threads, workers
         self.shard_index, self.shard_count = shard_index, shard_count
-        # A batch can reach from one epoch into the next, so two permutations are alive at a time.
-        self._permutation = functools.lru_cache(maxsize=2)(self._make_permutation)
+        self._batching = _batching(source, batch_size, seed, shuffle, epochs, last, buckets)
+        self._check_shards(buckets)
+        has_lengths = all(pad.length is not None for pad in self.pad.values())
+        self.is_uniform: bool = self._batching.is_uniform and has_lengths
+        self.has_shapes = not self._batching.is_uniform  # several, as was asked for
+
+    @property
+    def steps(self) -> int | None:
+        """The number of batches, if they end."""
+        return self._batching.steps
 
     def batch(self, step: int) -> Batch:
         """This process's part of the batch that step number `step`, counted from 0, trains on."""
-        return self.source.read(self.indices(step))
+        return self.split(step, 1)[0]
+
+    def batches(self, step: int, count: int) -> Batch:
+        """This process's part of `count` batches from `step` on, stacked along a new first axis, in one read."""
+        if self.is_uniform:
+            arrays = pad_batch(self._read(step, count), self.pad)
+            if not any(array.dtype == object for array in arrays.values()):
+                return {name: array.reshape(count, -1, *array.shape[1:]) for name, array in arrays.items()}
+        several = self.split(step, count)
+        return {name: np.stack([batch[name] for batch in several]) for name in several[0]}
+
+    def split(self, step: int, count: int) -> list[Batch]:
+        """As `batches`, each for itself: those of buckets have unequal shapes."""
+        arrays = self._read(step, count)
+        ends = np.cumsum([size // self.shard_count for size in self._batching.sizes(step, count)]).tolist()
+        several = [
+            {name: settle(array[start:end]) for name, array in arrays.items()}
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+        return [pad_batch(batch, self.pad, self._batching.length(at)) for at, batch in enumerate(several, step)]
 
     def indices(self, step: int, count: int = 1) -> np.ndarray:
         """The examples of this process's part of `count` batches from `step` on, by their index in the source."""
-        share = self.batch_size // self.shard_count
-        starts = np.arange(step, step + count) * self.batch_size + self.shard_index * share
-        positions = (starts[:, None] + np.arange(share)).ravel()
-        epochs, offsets = np.divmod(positions, len(self.source))
-        if not self.shuffle:
-            return offsets
-        for epoch in range(epochs[0], epochs[-1] + 1):  # one or two, unless the source is tiny
-            inside = slice(*np.searchsorted(epochs, [epoch, epoch + 1]))
-            offsets[inside] = self._permutation(epoch)[offsets[inside]]
-        return offsets
+        if step < 0 or count < 1:
+            raise ValueError(f"there is no step {step}" if step < 0 else f"count must be >= 1, got {count}")
+        if self.steps is not None and step + count > self.steps:
+            raise EndOfData(f"the data end after {self.steps} batches; batch {step + count} was asked for")
+        whole = self._batching.indices(step, count)
+        if self.shard_count == 1:
+            return whole
+        starts = np.cumsum([0, *self._batching.sizes(step, count)]).tolist()
+        return np.concatenate([self._share(whole[start:end]) for start, end in itertools.pairwise(starts)])
 
     def identity(self, step: int) -> dict[str, Any]:
         """What the batch of a step is made of, as JSON can say it."""
         return {
+            "source": describe(self.source),
             "seed": self.seed,
             "step": step,
             "batch_size": self.batch_size,
@@ -68,10 +117,72 @@ class Pipeline:
             "indices": self.indices(step).tolist(),
         }
 
-    def batches(self, step: int, count: int) -> Batch:
-        """This process's part of `count` batches from `step` on, stacked along a new first axis, in one read."""
-        arrays = self.source.read(self.indices(step, count))
-        return {name: array.reshape(count, -1, *array.shape[1:]) for name, array in arrays.items()}
+    def _share(self, indices: np.ndarray) -> np.ndarray:
+        share = len(indices) // self.shard_count
+        return indices[self.shard_index * share : (self.shard_index + 1) * share]
 
-    def _make_permutation(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self.source))
+    def _read(self, step: int, count: int) -> Batch:
+        indices = self.indices(step, count)
+        try:
+            batch = self.source.read(indices)
+            return batch if self.transform is None else self._transformed(batch, indices, step, count)
+        except Exception as error:
+            steps = f"step {step + 1}" if count == 1 else f"the steps from {step + 1} to {step + count}"
+            error.add_note(f"while the input of {steps} was read from {describe(self.source)}")
+            raise
+
+    def _transformed(self, batch: Batch, indices: np.ndarray, step: int, count: int) -> Batch:
+        assert self.transform is not None
+        made: list[Example] = []
+        for example, index, rng in zip(split(batch), indices, self._generators(step, count), strict=True):
+            try:
+                made.append(self.transform(example, rng))
+            except Exception as error:
+                error.add_note(f"raised by {name_of(self.transform)}, given {where(self.source, int(index))}")
+                raise
+        return join(made, name_of(self.transform))
+
+    def _generators(self, step: int, count: int) -> Iterator[np.random.Generator]:
+        """Random numbers for each example, by its step and its row in the batch of all processes together."""
+        for at, size in enumerate(self._batching.sizes(step, count), step):
+            for row in self._share(np.arange(size)).tolist():
+                yield np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, row, at]))
+
+    def _check_shards(self, buckets: Buckets | None) -> None:
+        count = self.shard_count
+        if not 0 <= self.shard_index < count:
+            raise ValueError(f"shard_index must be in [0, {count}), got {self.shard_index}")
+        for size in (self.batch_size,) if buckets is None else buckets.batch_sizes or (self.batch_size,):
+            if size % count:
+                raise ValueError(f"batch_size {size} does not divide over {count} processes")
+        if count == 1:
+            return
+        if buckets is None and any(pad.length is None for pad in self.pad.values()):
+            raise ValueError("several processes cannot agree on the longest example of a batch; give Pad a length")
+        if not self._batching.is_whole(count):
+            raise ValueError(f"last='keep' leaves batches that do not divide over {count} processes; use 'drop'")
+
+
+def _batching(
+    source: Source,
+    batch_size: int,
+    seed: int,
+    shuffle: bool,
+    epochs: int | None,
+    last: Last,
+    buckets: Buckets | None,
+) -> Batching:
+    if buckets is not None:
+        check_plain(source, "pipeline with buckets")
+        if len(buckets.lengths) != len(source):
+            raise ValueError(f"there are {len(buckets.lengths)} lengths, but {len(source)} examples")
+        return Bucketed(buckets, batch_size, seed, shuffle, epochs, last)
+    if batch_size > len(source):
+        raise ValueError(f"batch_size {batch_size} is larger than the data, which has {len(source)} examples")
+    return Consecutive(source, batch_size, seed, shuffle, epochs, last)
+
+
+def _check_at_least(least: int, **values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -96,6 +96,9 @@ class Prefetcher(Generic[T]):
             self._changed.notify_all()
         with suppress(Exception):  # of items that nobody has asked for
             self._coordinator.join(stop_grace_period_secs=10, ignore_live_threads=True)
+        with suppress(ValueError):  # of a read that hangs
+            if isinstance(self._lists, Generator):
+                self._lists.close()  # with the threads or processes that it has read by
 
     def _work(self) -> None:
         """Make one list, and wait while there are enough."""

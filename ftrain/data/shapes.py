@@ -11,13 +11,13 @@ class ShapeWatch:
     """Numbers the forms of batches, in the order in which they first come.
 
     Other dtypes or other names are an error: they are a mistake in the data. Other shapes, such as that of a smaller
-    last batch, cost a compilation each, and a warning says so.
+    last batch, cost a compilation each, and a warning says so, unless they are `expected`.
     """
 
     def __init__(self) -> None:
         self._forms: list[dict[str, tuple[str, tuple[int, ...]]]] = []
 
-    def kind(self, batch: Any, step: int) -> int:
+    def kind(self, batch: Any, step: int, *, expected: bool = False) -> int:
         """The number of a batch's form; `step` counts the steps before it."""
         form = {
             jax.tree_util.keystr(path, simple=True, separator="/"): _form(leaf)
@@ -26,11 +26,11 @@ class ShapeWatch:
         if form in self._forms:
             return self._forms.index(form)
         if self._forms:
-            self._compare(form, step + 1)
+            self._compare(form, step + 1, expected)
         self._forms.append(form)
         return len(self._forms) - 1
 
-    def _compare(self, form: dict[str, tuple[str, tuple[int, ...]]], step: int) -> None:
+    def _compare(self, form: dict[str, tuple[str, tuple[int, ...]]], step: int, expected: bool) -> None:
         first = self._forms[0]
         if form.keys() != first.keys():
             raise ValueError(
@@ -40,11 +40,29 @@ class ShapeWatch:
         phrases = ", ".join(f"{name} is {_show(form[name])}, it was {_show(first[name])}" for name in changed)
         if any(form[name][0] != first[name][0] for name in changed):
             raise ValueError(f"the batch of step {step} has other dtypes than the first one: {phrases}")
-        warnings.warn(
-            f"the batch of step {step} has another shape than the first one: {phrases}; every shape is compiled anew: "
-            "pad the batches, or leave the last one out",
-            stacklevel=2,
-        )
+        if not expected:
+            warnings.warn(
+                f"the batch of step {step} has another shape than the first one: {phrases}; every shape is compiled "
+                "anew: pad the batches, or leave the last one out",
+                stacklevel=2,
+            )
+
+
+def check_numbers(batch: Any) -> Any:
+    """The batch, unless it has something that no device takes."""
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufcV":  # V: bfloat16 and its like
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise TypeError(
+                f"{name} holds {_contents(leaf)}, which no device takes: pad it, Pipeline(..., pad={{{name!r}: Pad()}})"
+                ", or decode it or leave it out, MapSource(source, function)"
+            )
+    return batch
+
+
+def _contents(array: np.ndarray) -> str:
+    first = array.flat[0] if array.size else None
+    return "arrays of unequal shapes" if isinstance(first, np.ndarray) else f"{type(first).__name__} objects"
 
 
 def _form(leaf: Any) -> tuple[str, tuple[int, ...]]:

@@ -1,13 +1,19 @@
 """Sources: examples that can be read by index, a whole batch of indices at once."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+Batch = dict[str, np.ndarray]
+
 
 class Source(Protocol):
-    """Anything with a length and `read`."""
+    """Anything with a length and `read`.
+
+    Two more methods are used where they are there: `where(index) -> str` names an example in messages, and
+    `order(positions, seed, shuffle) -> indices` stands for shuffled epochs that follow each other.
+    """
 
     def __len__(self) -> int: ...
 
@@ -16,27 +22,22 @@ class Source(Protocol):
         ...
 
 
-class ArraySource:
-    """Arrays in memory (or memory-mapped), one example to an entry of the first axis."""
+class RangeSource:
+    """The numbers below `length`, as "index": for data that are computed, by a MapSource, and not read."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]):
-        if not isinstance(arrays, Mapping):
-            raise TypeError(f"an ArraySource takes arrays by name, {{'x': array}}, got {type(arrays).__name__}")
-        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
-        if not self.arrays:
-            raise ValueError("an ArraySource needs at least one array")
-        scalars = [name for name, array in self.arrays.items() if array.ndim == 0]
-        if scalars:
-            raise ValueError(f"array {scalars[0]} is a scalar; it needs a first axis of examples")
-        lengths = {name: len(array) for name, array in self.arrays.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"arrays must have the same number of examples, got {lengths}")
+    def __init__(self, length: int):
+        if length < 0:
+            raise ValueError(f"length must be >= 0, got {length}")
+        self._length = length
 
     def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
+        return self._length
 
-    def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: _rows(array, indices) for name, array in self.arrays.items()}
+    def __repr__(self) -> str:
+        return f"RangeSource({self._length})"
+
+    def read(self, indices: np.ndarray) -> Batch:
+        return {"index": np.array(indices, np.int64)}
 
 
 class WindowSource:
@@ -53,10 +54,52 @@ class WindowSource:
     def __len__(self) -> int:
         return len(self.windows)
 
-    def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def __repr__(self) -> str:
+        return f"WindowSource({self.name}, {len(self)} windows)"
+
+    def read(self, indices: np.ndarray) -> Batch:
         return {self.name: self.windows[indices]}
 
 
-def _rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    # Twice as fast as array[indices], but it would copy the whole of an array that is not contiguous.
-    return array.take(indices, axis=0) if array.flags.c_contiguous else array[indices]
+def where(source: Source, index: int) -> str:
+    """An example's name in messages."""
+    own = getattr(source, "where", None)
+    return own(index) if own else f"{describe(source)}: example {index}"
+
+
+def describe(source: Any) -> str:
+    """A source's name in messages: what it says of itself, or its class."""
+    return repr(source) if type(source).__repr__ is not object.__repr__ else type(source).__name__
+
+
+def check_batch(batch: Any, count: int, maker: str) -> Batch:
+    """The batch, if it has names and `count` examples; else an error that names who made it."""
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"{maker} should answer with a dict of arrays, got {type(batch).__name__}")
+    arrays = {name: np.asarray(array) for name, array in batch.items()}
+    for name, array in arrays.items():
+        if array.ndim == 0 or len(array) != count:
+            raise ValueError(f"{maker} gave {name} with the shape {array.shape}, wanted {count} along the first axis")
+    return arrays
+
+
+def to_rows(values: list[Any]) -> np.ndarray:
+    """Values of examples as one array; texts, and what has unequal shapes, as an array of objects."""
+    if isinstance(values[0], (bytes, str)):
+        return to_objects(values)
+    return settle(to_objects([np.asarray(value) for value in values]))
+
+
+def settle(column: np.ndarray) -> np.ndarray:
+    """Objects that are arrays of one shape as one array, so that it does not matter who was read with whom."""
+    if column.dtype != object or not all(isinstance(value, np.ndarray) for value in column):
+        return column
+    return np.stack(list(column)) if len({value.shape for value in column}) == 1 else column
+
+
+def to_objects(values: list[Any]) -> np.ndarray:
+    """An array of the values as they are."""
+    objects = np.empty(len(values), object)
+    for at, value in enumerate(values):  # assigned as a whole, arrays of one shape would be taken apart
+        objects[at] = value
+    return objects

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from ftrain.data import ArraySource
+from ftrain.tasks.digit_records import digit_records
 from ftrain.tasks.task import Task
 from ftrain.tree import Tree
 
@@ -18,13 +19,14 @@ CLASSES = 10
 TEST_SHARE = 5  # every fifth example of a fixed permutation is held out
 
 
-def digits(*, channels: int = 32, hidden: int = 128, dropout: float = 0.25) -> Task:
+def digits(*, channels: int = 32, hidden: int = 128, dropout: float = 0.25, records: str = "") -> Task:
     """Classify digits; evaluation measures loss and accuracy on the images held out.
 
     Args:
       channels: of the first convolution; the second has twice as many.
       hidden: width of the dense layer.
       dropout: share of the dense layer's features that a training step leaves out.
+      records: a directory; the images to train on are read from record files in it, which are written on first use.
     """
     for name, value in (("channels", channels), ("hidden", hidden)):
         if value < 1:
@@ -46,7 +48,8 @@ def digits(*, channels: int = 32, hidden: int = 128, dropout: float = 0.25) -> T
         return {"loss": float(loss), "accuracy": float(metrics["accuracy"])}
 
     init = functools.partial(init_classifier, channels=channels, hidden=hidden)
-    return Task(init, loss_fn, ArraySource(train), evaluate)
+    source = digit_records(records, train["image"], train["label"]) if records else ArraySource(train)
+    return Task(init, loss_fn, source, evaluate)
 
 
 def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

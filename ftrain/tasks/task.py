@@ -1,7 +1,8 @@
 """A task: all that a config needs to know of a model and its data."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 
@@ -18,3 +19,4 @@ class Task:
     loss_fn: LossFunction
     source: Source  # the examples to train on
     evaluate: Callable[[Tree], Mapping[str, float | str]] | None = None  # parameters -> what is measured on others
+    input: Mapping[str, Any] = field(default_factory=dict)  # more arguments of its Pipeline: pad, buckets, transform

@@ -1,0 +1,112 @@
+"""Arrays: examples in memory, or mapped from .npy and .npz files."""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from ftrain.data.source import Batch
+
+Files = str | Path | Mapping[str, str | Path]
+
+
+class ArraySource:
+    """Arrays in memory (or memory-mapped), one example to an entry of the first axis."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        if not isinstance(arrays, Mapping):
+            raise TypeError(f"an ArraySource takes arrays by name, {{'x': array}}, got {type(arrays).__name__}")
+        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self._files: Files | None = None
+        if not self.arrays:
+            raise ValueError("an ArraySource needs at least one array")
+        scalars = [name for name, array in self.arrays.items() if array.ndim == 0]
+        if scalars:
+            raise ValueError(f"array {scalars[0]} is a scalar; it needs a first axis of examples")
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"arrays must have the same number of examples, got {lengths}")
+
+    @classmethod
+    def open(cls, files: Files) -> Self:
+        """Arrays mapped from an .npz file, from an .npy file (by its stem), or from .npy files by name.
+
+        Nothing is read before it is asked for, but for an .npz file that is compressed: that one is read whole.
+        """
+        source = cls(_map_files(files))
+        source._files = files
+        return source
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __repr__(self) -> str:
+        return f"ArraySource({', '.join(self.arrays) if self._files is None else self._files})"
+
+    def read(self, indices: np.ndarray) -> Batch:
+        return {name: _rows(array, indices) for name, array in self.arrays.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A process that is sent this source maps the files anew; the arrays themselves would be copied.
+        return vars(self) if self._files is None else {"_files": self._files}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._files is not None:
+            self.arrays = _map_files(self._files)
+
+
+def _rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    # Twice as fast as array[indices], but it would copy the whole of an array that is not contiguous.
+    return array.take(indices, axis=0) if array.flags.c_contiguous else array[indices]
+
+
+def _map_files(files: Files) -> dict[str, np.ndarray]:
+    if isinstance(files, Mapping):
+        return {name: _map_npy(Path(path)) for name, path in files.items()}
+    path = Path(files)
+    if zipfile.is_zipfile(path):
+        return _map_npz(path)
+    return {path.stem: _map_npy(path)}
+
+
+def _map_npy(path: Path) -> np.ndarray:
+    try:
+        with open(path, "rb") as file:
+            np.lib.format.read_magic(file)  # numpy would try other formats, damaged archives among them
+        return np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be mapped as an .npy file: {error}") from None
+
+
+def _map_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an archive, each mapped where it lies in the file if it is stored as it is."""
+    with zipfile.ZipFile(path) as archive:
+        return {info.filename.removesuffix(".npy"): _map_member(archive, info, path) for info in archive.infolist()}
+
+
+def _map_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    try:
+        with archive.open(info) as member:
+            if info.compress_type != zipfile.ZIP_STORED:
+                return np.lib.format.read_array(member)
+            version = np.lib.format.read_magic(member)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(member)
+            begin = member.tell()
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        offset = _data_offset(path, info) + begin
+        return np.memmap(path, dtype, "r", offset, shape, "F" if is_fortran else "C")
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: array {info.filename} cannot be read: {error}") from None
+
+
+def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where a member's bytes begin: behind its local header, whose name and extra field may differ in length."""
+    with open(path, "rb") as file:
+        file.seek(info.header_offset)
+        header = file.read(30)
+    return info.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")

@@ -1,0 +1,110 @@
+"""Changing: examples as a function makes them, and only those that a function keeps."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ftrain.data.combining import check_plain
+from ftrain.data.source import Batch, Source, check_batch, describe, to_rows, where
+
+_CHUNK = 1024  # examples that are looked at together
+
+Example = dict[str, Any]
+
+
+class MapSource:
+    """The examples of a source as `function` makes them, of the same number and in the same order.
+
+    It is given whole batches, a dict of arrays, and must treat each example alone: which of them come together depends
+    on who reads. With `each` it is given one example at a time. What is drawn at random, anew in each epoch, belongs
+    into the `transform` of a Pipeline.
+    """
+
+    def __init__(self, source: Source, function: Callable[[Any], Any], *, each: bool = False):
+        self.source, self.function, self.each = source, function, each
+        if hasattr(source, "order"):
+            self.order = source.order  # pyright: ignore[reportAttributeAccessIssue] - it was looked for
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        return f"MapSource({describe(self.source)}, {name_of(self.function)})"
+
+    def where(self, index: int) -> str:
+        return where(self.source, index)
+
+    def read(self, indices: np.ndarray) -> Batch:
+        batch, name = self.source.read(indices), name_of(self.function)
+        if not self.each:
+            made = _call(self.function, batch, f"a batch of {describe(self.source)}")
+            return check_batch(made, len(indices), name)
+        places = (where(self.source, int(index)) for index in indices)
+        return join([_call(self.function, *pair) for pair in zip(split(batch), places, strict=True)], name)
+
+
+class FilterSource:
+    """The examples of a source that `keep` answers with true for, given a batch: an array of truths.
+
+    All of them are looked at once, when the source is first used; the indices of those that are kept stay in memory.
+    """
+
+    def __init__(self, source: Source, keep: Callable[[Batch], np.ndarray]):
+        check_plain(source, "FilterSource")
+        self.source, self.keep = source, keep
+
+    @functools.cached_property
+    def kept(self) -> np.ndarray:
+        """The indices, in the source, of the examples that are kept."""
+        chunks = (np.arange(at, min(at + _CHUNK, len(self.source))) for at in range(0, len(self.source), _CHUNK))
+        return np.concatenate([np.empty(0, np.int64), *map(self._kept_of, chunks)])
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __repr__(self) -> str:
+        return f"FilterSource({describe(self.source)}, {name_of(self.keep)})"
+
+    def where(self, index: int) -> str:
+        return where(self.source, int(self.kept[index]))
+
+    def read(self, indices: np.ndarray) -> Batch:
+        return self.source.read(self.kept[indices])
+
+    def _kept_of(self, indices: np.ndarray) -> np.ndarray:
+        place = f"the examples from {indices[0]} to {indices[-1]} of {describe(self.source)}"
+        truths = np.asarray(_call(self.keep, self.source.read(indices), place))
+        if truths.dtype != bool or truths.shape != indices.shape:
+            raise ValueError(
+                f"{name_of(self.keep)} should answer with {len(indices)} truths, got {truths.dtype}{list(truths.shape)}"
+            )
+        return indices[truths]
+
+
+def split(batch: Batch) -> list[Example]:
+    """The examples of a batch."""
+    return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+
+
+def join(examples: list[Example], maker: str) -> Batch:
+    """A batch of examples; features of unequal shapes become arrays of objects."""
+    names = examples[0].keys() if examples else ()
+    for example in itertools.islice(examples, 1, None):
+        if example.keys() != names:
+            raise ValueError(f"{maker} gave an example with {', '.join(example)}; the first had {', '.join(names)}")
+    return {name: to_rows([example[name] for example in examples]) for name in names}
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def _call(function: Callable[[Any], Any], value: Any, place: str) -> Any:
+    try:
+        return function(value)
+    except Exception as error:
+        error.add_note(f"raised by {name_of(function)}, given {place}")
+        raise

@@ -1,0 +1,129 @@
+"""Combining: several sources read as one, one behind the other or mixed by weights."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ftrain.data.order import order_of
+from ftrain.data.permutation import permute
+from ftrain.data.source import Batch, Source, describe, to_objects, where
+
+_PERIOD = 10_000  # draws after which a mixture has its weights exactly, as far as they are multiples of 1 / _PERIOD
+
+
+class ConcatSource:
+    """Sources one behind the other; all give features of the same names, shapes and dtypes."""
+
+    def __init__(self, sources: Sequence[Source]):
+        self.sources = list(sources)
+        if not self.sources:
+            raise ValueError(f"{type(self).__name__} needs at least one source")
+        self._check_parts()
+        self._starts = np.cumsum([0, *map(len, self.sources)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(describe, self.sources))})"
+
+    def where(self, index: int) -> str:
+        part = int(np.searchsorted(self._starts, index, "right")) - 1
+        return where(self.sources[part], index - int(self._starts[part]))
+
+    def read(self, indices: np.ndarray) -> Batch:
+        indices = np.asarray(indices)
+        parts = np.searchsorted(self._starts, indices, "right") - 1
+        chosen = np.unique(parts).tolist()
+        rows = [np.flatnonzero(parts == part) for part in chosen]
+        batches = [
+            self.sources[part].read(indices[inside] - self._starts[part])
+            for part, inside in zip(chosen, rows, strict=True)
+        ]
+        if len(batches) == 1:
+            return batches[0]
+        self._check_alike(chosen, batches)
+        back = np.argsort(np.concatenate(rows))  # from the order of the parts to that of the indices
+        return {name: _join([batch[name] for batch in batches])[back] for name in batches[0]}
+
+    def _check_parts(self) -> None:
+        for source in self.sources:
+            check_plain(source, "ConcatSource")
+
+    def _check_alike(self, chosen: list[int], batches: list[Batch]) -> None:
+        first, *others = batches
+        for part, other in zip(chosen[1:], others, strict=True):
+            for name in first.keys() | other.keys():
+                found, wanted = _form(other, name), _form(first, name)
+                if found != wanted:
+                    raise ValueError(
+                        f"{describe(self.sources[part])} has {name} {found}, "
+                        f"but {describe(self.sources[chosen[0]])} has it {wanted}; make them alike with a MapSource"
+                    )
+
+
+class MixSource(ConcatSource):
+    """Sources mixed by weights; each goes through epochs of its own, as often as its weight asks for.
+
+    Of every 10,000 draws, in an order that the seed chooses, each source has its share, rounded to whole draws (and at
+    least one). What is called an epoch of the mixture are as many draws as there are examples in all sources together.
+    """
+
+    def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
+        super().__init__(sources)
+        if len(weights) != len(self.sources):
+            raise ValueError(f"there are {len(self.sources)} sources, but {len(weights)} weights")
+        if not all(np.isfinite(weight) and weight > 0 for weight in weights):
+            raise ValueError(f"weights must be finite and > 0, got {list(weights)}")
+        self.quotas = _quotas(np.asarray(weights, float))
+
+    def order(self, positions: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
+        periods, draws = np.divmod(positions, _PERIOD)
+        for period in np.unique(periods).tolist():
+            inside = periods == period
+            draws[inside] = permute(draws[inside], _PERIOD, (seed, period, _PERIOD))
+        ends = np.cumsum(self.quotas)
+        parts = np.searchsorted(ends, draws, "right")
+        # The draws of a part in this period, and those of the periods before, number its own positions.
+        own = periods * self.quotas[parts] + draws - (ends - self.quotas)[parts]
+        indices = np.empty_like(own)
+        for part in np.unique(parts).tolist():
+            inside = parts == part
+            own_seed = int(np.random.SeedSequence((seed, part)).generate_state(1)[0])
+            indices[inside] = order_of(self.sources[part], own[inside], own_seed, shuffle) + self._starts[part]
+        return indices
+
+    def _check_parts(self) -> None:
+        for source in self.sources:
+            if not len(source):
+                raise ValueError(f"{describe(source)} has no examples to mix in")
+
+
+def check_plain(source: Source, user: str) -> None:
+    """Whoever chooses among examples by index would lose the order that a mixture gives them."""
+    if hasattr(source, "order"):
+        raise TypeError(f"a {user} cannot be made of {describe(source)}, whose weights would be lost: mix it last")
+
+
+def _quotas(weights: np.ndarray) -> np.ndarray:
+    """Draws of each source in a period: the largest remainders are rounded up."""
+    exact = weights / weights.sum() * _PERIOD
+    quotas = np.maximum(np.floor(exact), 1).astype(np.int64)
+    while quotas.sum() != _PERIOD:
+        short = quotas.sum() < _PERIOD
+        lacking = np.where(quotas > 1, exact - quotas, np.inf) if not short else exact - quotas
+        quotas[np.argmax(lacking) if short else np.argmin(lacking)] += 1 if short else -1
+    return quotas
+
+
+def _form(batch: Batch, name: str) -> str:
+    if name not in batch:
+        return "not at all"
+    array = batch[name]
+    return "as objects" if array.dtype == object else f"as {array.dtype}{list(array.shape[1:])}"
+
+
+def _join(arrays: list[np.ndarray]) -> np.ndarray:
+    if arrays[0].dtype == object:
+        return to_objects([value for array in arrays for value in array])
+    return np.concatenate(arrays)

@@ -1,0 +1,55 @@
+"""Order: which example stands at each position of the endless stream that batches are cut from."""
+
+from typing import Any
+
+import numpy as np
+
+from ftrain.data.permutation import permute
+
+_BLOCK = 8192  # positions that are put in order together
+
+
+def order_of(source: Any, positions: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
+    """The index of the example at each position: a source's own order, if it has one, or one epoch after the other."""
+    own = getattr(source, "order", None)
+    return own(positions, seed, shuffle) if own else epoch_order(positions, len(source), seed, shuffle)
+
+
+def epoch_order(positions: np.ndarray, length: int, seed: int, shuffle: bool) -> np.ndarray:
+    """Epochs of `length` examples follow each other without a gap; every one is a permutation of its own."""
+    epochs, offsets = np.divmod(positions, length)
+    if not shuffle:
+        return offsets
+    first, last = int(epochs.min(initial=0)), int(epochs.max(initial=0))
+    if first == last or epochs.size == 0:
+        return permute(offsets, length, (seed, first))
+    for epoch in np.unique(epochs).tolist():
+        inside = epochs == epoch
+        offsets[inside] = permute(offsets[inside], length, (seed, epoch))
+    return offsets
+
+
+class Ordering:
+    """The order of a source, computed a block at a time, of which the last few are kept."""
+
+    def __init__(self, source: Any, seed: int, shuffle: bool, batch_size: int):
+        self._source, self._seed, self._shuffle = source, seed, shuffle
+        self._size = min(_BLOCK, max(batch_size, len(source)))  # more than an epoch would be many small permutations
+        self._blocks: dict[int, np.ndarray] = {}
+
+    def indices(self, start: int, stop: int) -> np.ndarray:
+        """The examples at the positions from `start` to `stop`."""
+        first, last = start // self._size, (stop - 1) // self._size
+        origin = first * self._size
+        blocks = [self._block(number) for number in range(first, last + 1)]
+        whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        return whole[start - origin : stop - origin]
+
+    def _block(self, number: int) -> np.ndarray:
+        found = self._blocks.get(number)
+        if found is None:
+            positions = np.arange(number * self._size, (number + 1) * self._size)
+            found = order_of(self._source, positions, self._seed, self._shuffle)
+            kept = dict(list(self._blocks.items())[-3:])  # a new dict: several threads may read at once
+            self._blocks = kept | {number: found}
+        return found

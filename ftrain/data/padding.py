@@ -1,0 +1,62 @@
+"""Padding: features of unequal lengths become arrays."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ftrain.data.source import Batch
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Fill a feature up with `value` at its end, to one length.
+
+    Args:
+      length: None for that of the bucket, or else of the longest in the batch, as a multiple of `multiple`.
+      truncate: cut off what is longer, instead of raising.
+      lengths: a feature of this name tells the lengths that the examples had, as int32.
+    """
+
+    length: int | None = None
+    value: Any = 0
+    truncate: bool = False
+    lengths: str = ""
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"length must be >= 1, got {self.length}")
+        if self.multiple < 1:
+            raise ValueError(f"multiple must be >= 1, got {self.multiple}")
+
+
+def pad_batch(batch: Batch, pads: Mapping[str, Pad], bucket: int | None = None) -> Batch:
+    """The batch with each feature that `pads` names padded; `bucket` is the length of those that tell none."""
+    padded = dict(batch)
+    for name, pad in pads.items():
+        if name not in batch:
+            raise ValueError(f"there is no feature {name} to pad; there are {', '.join(batch)}")
+        padded |= _pad_feature(name, batch[name], pad, bucket)
+    return padded
+
+
+def _pad_feature(name: str, column: np.ndarray, pad: Pad, bucket: int | None) -> Batch:
+    rows = [np.asarray(row) for row in column]
+    scalars = [row for row in rows if row.ndim == 0]
+    if scalars:
+        raise ValueError(f"feature {name} has no length to pad: it holds single values, such as {scalars[0]!r}")
+    lengths = np.array([len(row) for row in rows], np.int32)
+    longest = int(lengths.max(initial=1))
+    length = pad.length or bucket or -(-longest // pad.multiple) * pad.multiple
+    if longest > length and not pad.truncate:
+        raise ValueError(f"feature {name} has {longest} values, wanted at most {length}; truncate=True would cut it")
+    shapes = {row.shape[1:] for row in rows if len(row)} or {()}
+    if len(shapes) > 1:
+        raise ValueError(f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}")
+    dtype = np.result_type(*(row for row in rows if len(row))) if lengths.any() else rows[0].dtype
+    whole = np.full((len(rows), length, *shapes.pop()), pad.value, dtype)
+    for at, row in enumerate(rows):
+        whole[at, : len(row)] = row[:length]
+    return {name: whole} | ({pad.lengths: np.minimum(lengths, length)} if pad.lengths else {})

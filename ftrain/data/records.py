@@ -1,0 +1,163 @@
+"""Records: examples from TFRecord and ArrayRecord files, parsed by a spec."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftrain.data.source import Batch, to_objects
+from ftrain.formats import (
+    ExampleParser,
+    Fixed,
+    Image,
+    Padded,
+    Ragged,
+    Raw,
+    RecordFiles,
+    Steps,
+    match_files,
+    parse_sequence_examples,
+)
+from ftrain.formats.records import OnDamage
+
+Files = str | Path | Sequence[str | Path]
+Spec = Mapping[str, Fixed | Padded | Ragged | Raw | Image]
+Lists = Mapping[str, Steps | Ragged]
+
+
+class RecordSource:
+    """The records of TFRecord files, in any order, verified and parsed.
+
+    source = RecordSource("data/train-*.tfrecord", {"image": Raw((28, 28), "uint8"), "label": Fixed(dtype="int32")})
+
+    Args:
+      files: a path, a pattern, or several.
+      spec: the features that each record, an Example, should have; without it "record" are the bytes as they are.
+      sequence: the feature lists of records that are SequenceExamples, of which `spec` is the context.
+      on_damage: "raise" when a damaged record is read; or "skip": all are read once, and `damages` tells of those that
+        are left out.
+      verify: the checksum of every record that is read.
+      cache: a directory to which compressed files are unpacked, once; only plain ones can be read in any order.
+      sidecar: keep the index of each file beside it, as FILE.index, for the next time.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        spec: Spec | None = None,
+        *,
+        sequence: Lists | None = None,
+        on_damage: OnDamage = "raise",
+        verify: bool = True,
+        cache: str | Path | None = None,
+        sidecar: bool = True,
+    ):
+        self._decode = _Decoder(spec, sequence)
+        self.files = RecordFiles(files, on_damage=on_damage, verify=verify, cache=cache, sidecar=sidecar)
+
+    @property
+    def damages(self) -> list[Any]:
+        """What was left out, as errors that were not raised."""
+        return self.files.damages
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __repr__(self) -> str:
+        return f"RecordSource({_names(self.files.paths)})"
+
+    def where(self, index: int) -> str:
+        return self.files.where(index)
+
+    def read(self, indices: np.ndarray) -> Batch:
+        return self._decode(self.files.read(indices), lambda row: self.where(int(indices[row])))
+
+
+class ArrayRecordSource:
+    """The records of ArrayRecord files, which the package array_record reads, parsed as a RecordSource's are."""
+
+    def __init__(self, files: Files, spec: Spec | None = None, *, sequence: Lists | None = None):
+        self._decode = _Decoder(spec, sequence)
+        self.paths = match_files(files)
+        self._open()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        return f"ArrayRecordSource({_names(self.paths)})"
+
+    def where(self, index: int) -> str:
+        file = int(np.searchsorted(self._starts, index, "right")) - 1
+        return f"{self.paths[file]}: record {index - int(self._starts[file])}"
+
+    def read(self, indices: np.ndarray) -> Batch:
+        indices = np.asarray(indices)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"{self!r} has {len(self)} records, but {indices.max()} was asked for")
+        files = np.searchsorted(self._starts, indices, "right") - 1
+        records = [b""] * len(indices)
+        for file in np.unique(files).tolist():
+            rows = np.flatnonzero(files == file)
+            found = self._readers[file].read((indices[rows] - self._starts[file]).tolist())
+            for row, record in zip(rows.tolist(), found, strict=True):
+                records[row] = record
+        return self._decode(records, lambda row: self.where(int(indices[row])))
+
+    def _open(self) -> None:
+        try:
+            from array_record.python.array_record_module import ArrayRecordReader
+        except ImportError:
+            message = "ArrayRecord files need the package array_record: pip install 'ftrain[array-record]'"
+            raise ModuleNotFoundError(message) from None
+        options = "readahead_buffer_size:0,max_parallelism:0"  # for reads in any order
+        self._readers = [_opened(ArrayRecordReader, path, options) for path in self.paths]
+        self._starts = np.cumsum([0, *(reader.num_records() for reader in self._readers)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_starts")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+
+class _Decoder:
+    """Bytes of records to a batch, by a spec."""
+
+    def __init__(self, spec: Spec | None, sequence: Lists | None):
+        for name, entry in {**(spec or {}), **(sequence or {})}.items():
+            _check_alone(name, entry)
+        for name, entry in (sequence or {}).items():
+            if isinstance(entry, Fixed):
+                raise ValueError(f"{name} has steps of one shape: write Steps({entry}, length=...), or Ragged")
+        self._spec, self._sequence = spec, sequence
+        self._parser = ExampleParser(spec or {})
+
+    def __call__(self, records: list[bytes], where: Callable[[int], str]) -> Batch:
+        if self._sequence is not None:
+            context, lists = parse_sequence_examples(records, self._spec or {}, self._sequence, where=where)
+            return context | lists
+        return {"record": to_objects(records)} if self._spec is None else self._parser(records, where=where)
+
+
+def _check_alone(name: str, entry: Any) -> None:
+    """What an example is made into must not depend on those that it is read with."""
+    lacks_length = isinstance(entry, Padded | Steps) and entry.length is None
+    if lacks_length or (isinstance(entry, Ragged) and entry.flat):
+        raise ValueError(
+            f"{name}: {entry} depends on which records are read together; give it a length, or let the pipeline pad: "
+            f"Ragged here, and Pipeline(..., pad={{{name!r}: Pad()}})"
+        )
+
+
+def _opened(reader: Any, path: Path, options: str) -> Any:
+    opened = reader(str(path), options)
+    if not opened.ok():
+        raise ValueError(f"{path} cannot be read as an ArrayRecord file: it is damaged, or something else")
+    return opened
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"

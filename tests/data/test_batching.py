@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftrain.coordination import EndOfData
+from ftrain.data import ArraySource, Buckets, MapSource, Pad, Pipeline, RangeSource, example_lengths, feed
+
+
+def numbers(count: int) -> ArraySource:
+    return ArraySource({"n": np.arange(count)})
+
+
+def sentences(count: int = 200) -> MapSource:
+    """Example n has n % 13 + 1 words, all of them n."""
+    return MapSource(RangeSource(count), write, each=True)
+
+
+def write(example):
+    index = example["index"]
+    return {"words": np.full(index % 13 + 1, index), "n": index}
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.data())
+def test_data_end_after_their_epochs(count, epochs, data):
+    size = data.draw(st.integers(1, count))
+    dropped = Pipeline(numbers(count), batch_size=size, epochs=epochs)
+    kept = Pipeline(numbers(count), batch_size=size, epochs=epochs, last="keep")
+    assert dropped.steps == epochs * count // size
+    whole = np.concatenate([batch["n"] for batch in feed(kept)])
+    assert np.bincount(whole).tolist() == [epochs] * count
+    assert len(list(feed(dropped))) == dropped.steps
+    with pytest.raises(EndOfData, match=f"the data end after {kept.steps} batches"):
+        kept.batch(kept.steps)
+
+
+def test_feeding_begins_and_ends_where_it_should():
+    pipeline = Pipeline(numbers(100), batch_size=8, epochs=2, last="keep")
+    sizes = [len(batch["n"]) for batch in feed(pipeline, start=20)]
+    assert sizes == [8, 8, 8, 8, 8]
+    assert [len(batch["n"]) for batch in feed(Pipeline(numbers(99), batch_size=8, epochs=1, last="keep"), 11)] == [8, 3]
+    assert list(feed(pipeline, start=25)) == []
+    assert list(feed(pipeline, start=99)) == []
+
+
+def test_batches_of_a_bucket_are_alike_in_length():
+    source = sentences()
+    lengths = example_lengths(source, "words")
+    buckets = Buckets(lengths, [4, 8, 13])
+    pipeline = Pipeline(source, batch_size=8, buckets=buckets, pad={"words": Pad(value=-1, lengths="length")}, epochs=3)
+    least = {4: 1, 8: 5, 13: 9}
+    shapes = set()
+    for batch in feed(pipeline):
+        boundary = batch["words"].shape[1]
+        shapes.add(batch["words"].shape)
+        assert batch["length"].min() >= least[boundary]
+        for row, length, number in zip(batch["words"], batch["length"], batch["n"], strict=True):
+            assert row.tolist() == [number] * length + [-1] * (boundary - length)
+    assert shapes == {(8, 4), (8, 8), (8, 13)}
+
+
+@pytest.mark.parametrize("last", ["drop", "keep"])
+def test_an_epoch_of_buckets_has_each_example_once(last):
+    source = sentences()
+    buckets = Buckets(example_lengths(source, "words"), [4, 8, 13], batch_sizes=[16, 8, 4])
+    pipeline = Pipeline(source, batch_size=1, buckets=buckets, pad={"words": Pad()}, last=last, epochs=2, seed=9)
+    half = pipeline.steps // 2
+    epochs = [np.concatenate([pipeline.batch(at + start)["n"] for at in range(half)]) for start in (0, half)]
+    for seen in epochs:
+        assert len(set(seen.tolist())) == len(seen)
+        assert len(seen) == (200 if last == "keep" else 192)  # 64 + 61 + 75 examples
+    assert not np.array_equal(*epochs)
+
+
+def test_buckets_on_several_processes_are_slices_of_the_same_batches():
+    source = sentences()
+    buckets = Buckets(example_lengths(source, "words"), [4, 8, 13])
+
+    def make(**options):
+        return Pipeline(source, batch_size=8, buckets=buckets, pad={"words": Pad()}, seed=2, **options)
+
+    for step in range(30):
+        whole = make().batch(step)["words"]
+        parts = [make(shard_index=at, shard_count=4).batch(step)["words"] for at in range(4)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_boundaries_and_lengths_must_fit():
+    lengths = np.array([1, 5, 9])
+    with pytest.raises(
+        ValueError, match="1 examples are longer than the last boundary, 8, the first of them example 2 "
+    ):
+        Buckets(lengths, [4, 8])
+    assert [members.tolist() for members in Buckets(lengths, [4, 8], longer="drop").members()] == [[0], [1]]
+    with pytest.raises(ValueError, match="boundaries must be increasing"):
+        Buckets(lengths, [8, 4])
+    with pytest.raises(ValueError, match="there are 3 lengths, but 10 examples"):
+        Pipeline(numbers(10), batch_size=1, buckets=Buckets(lengths, [9]))
+    with pytest.raises(ValueError, match="no bucket has a full batch"):
+        Pipeline(numbers(3), batch_size=4, buckets=Buckets(lengths, [9]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be >= 1, got 0"),
+        ({"last": "pad"}, "last must be 'drop' or 'keep', got 'pad'"),
+        ({"threads": 0}, "threads must be >= 1, got 0"),
+        ({"workers": -1}, "workers must be >= 0, got -1"),
+        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"shard_count": 2, "pad": {"n": Pad()}}, "cannot agree on the longest example of a batch; give Pad a length"),
+        ({"shard_count": 2, "epochs": 1, "last": "keep"}, "leaves batches that do not divide over 2 processes"),
+    ],
+)
+def test_what_cannot_work_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Pipeline(numbers(11), batch_size=2, **options)
+
+
+def test_steps_before_the_first_are_refused():
+    with pytest.raises(ValueError, match="there is no step -1"):
+        Pipeline(numbers(10), batch_size=2).batch(-1)
