@@ -22,6 +22,7 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/loop.py
 	$(VENV)/bin/python benchmarks/optimizers.py
 	$(VENV)/bin/python benchmarks/checkpoints.py
+	$(VENV)/bin/python benchmarks/data.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

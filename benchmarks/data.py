@@ -1,0 +1,253 @@
+"""Input, as examples a second: python benchmarks/data.py [--rounds 7] [--tensorflow PYTHON]
+
+- records: 100,000 Examples (64 floats, an int, a string) in one file, batches of 128, checksums verified and parsed;
+  in order, and in a shuffled order, against tf.data (parse_example, prefetch) on the same file. TensorFlow is run by an
+  interpreter of its own, which PYTHON names (pip install '.[bench-data]' gives this one's), in turns with ftrain.
+- arrays: 50,000 examples of 16 floats in memory, shuffled, against a bare numpy permutation and fancy index.
+- memory: what the process grows by while it reads a file that is larger than all of its buffers.
+- digits: steps a second of the loop on the digits, fed from record files, against the same from memory.
+
+All ways take turns in rounds, because the machine's speed drifts. Figures are medians; ratios are medians of rounds.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ftrain.data import ArraySource, Pipeline, RecordSource, feed
+from ftrain.formats import Fixed, RecordWriter, encode_example
+
+EXAMPLES, BATCH = 100_000, 128
+SPEC = {"floats": Fixed((64,)), "label": Fixed(dtype="int64"), "name": Fixed(dtype="bytes")}
+
+THEIRS = """
+import sys, time
+import tensorflow as tf
+tf.config.threading.set_inter_op_parallelism_threads(2)
+spec = {
+    "floats": tf.io.FixedLenFeature([64], tf.float32),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+    "name": tf.io.FixedLenFeature([], tf.string),
+}
+def make(shuffle):
+    data = tf.data.TFRecordDataset(sys.argv[1])
+    if shuffle:
+        data = data.shuffle(10_000, seed=0)
+    data = data.batch(128, drop_remainder=True)
+    return data.map(lambda r: tf.io.parse_example(r, spec), tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+ways = {"order": make(False), "shuffled": make(True)}
+print("ready", flush=True)
+for line in sys.stdin:
+    start, count = time.perf_counter(), 0
+    for batch in ways[line.strip()].as_numpy_iterator():
+        count += len(batch["label"])
+    print(count / (time.perf_counter() - start), flush=True)
+"""
+
+
+def write_records(path: Path, count: int) -> None:
+    rng = np.random.default_rng(0)
+    with RecordWriter(path) as writer:
+        for number in range(count):
+            features = {"floats": rng.standard_normal(64, np.float32), "label": number % 1000, "name": b"n%d" % number}
+            writer.write(encode_example(features))
+
+
+def examples_a_second(batches: Iterator[dict[str, np.ndarray]], name: str) -> float:
+    """Of an iterator to its end."""
+    start, count = time.perf_counter(), 0
+    for batch in batches:
+        count += len(batch[name])
+    return count / (time.perf_counter() - start)
+
+
+class TensorFlow:
+    """tf.data in a process of its own, which works only when it is asked to."""
+
+    def __init__(self, python: str, path: Path):
+        self._process = subprocess.Popen(
+            [python, "-c", THEIRS, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.is_there = self._read() == "ready\n"
+
+    def run(self, way: str) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{way}\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def take_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    figures: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds + 1):
+        for name, way in ways.items() if number % 2 else reversed(ways.items()):
+            figure = way()
+            if number:  # the first round warms up
+                figures[name].append(figure)
+    return figures
+
+
+def show(title: str, figures: dict[str, list[float]], base: str, unit: str = "examples/s") -> None:
+    print(f"\n{title}")
+    for name, values in figures.items():
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(values, figures[base], strict=True))
+        print(f"  {name:34} {statistics.median(values):14,.0f} {unit}   {ratio:6.2f} of {base}")
+
+
+def records(home: Path, rounds: int, tensorflow: str) -> None:
+    path = home / "examples.tfrecord"
+    write_records(path, EXAMPLES)
+    source = RecordSource(path, SPEC)
+
+    def read(shuffle: bool, **options) -> Callable[[], float]:
+        pipeline = Pipeline(source, batch_size=BATCH, epochs=1, shuffle=shuffle, **options)
+        return lambda: examples_a_second(feed(pipeline), "label")
+
+    ways = {"ftrain, in order": read(False), "ftrain, shuffled": read(True)}
+    ways["ftrain, batch by batch"] = lambda: by_step(Pipeline(source, batch_size=BATCH), EXAMPLES // BATCH)
+    theirs = TensorFlow(tensorflow, path)
+    if theirs.is_there:
+        ways["tf.data, in order"] = lambda: theirs.run("order")
+        ways["tf.data, shuffle(10,000)"] = lambda: theirs.run("shuffled")
+    else:
+        print(f"{tensorflow} cannot import tensorflow: pip install '.[bench-data]', or --tensorflow PYTHON")
+    figures = take_turns(ways, rounds)
+    theirs.close()
+    base = "tf.data, in order" if theirs.is_there else "ftrain, in order"
+    show("records: parsed and verified, batches of 128", figures, base)
+    ours = {name: values for name, values in figures.items() if name.startswith("ftrain")}
+    show("random access", ours, "ftrain, in order")
+    start = time.perf_counter()
+    RecordSource(path, SPEC, sidecar=False)
+    print(f"  index of {EXAMPLES:,} records made in {(time.perf_counter() - start) * 1e3:.0f} ms")
+
+
+def by_step(pipeline: Pipeline, steps: int) -> float:
+    start = time.perf_counter()
+    for step in range(steps):
+        pipeline.batch(step)
+    return steps * pipeline.batch_size / (time.perf_counter() - start)
+
+
+def bare(array: np.ndarray, batch_size: int, epochs: int) -> float:
+    rng, start, count = np.random.default_rng(0), time.perf_counter(), 0
+    for _ in range(epochs):
+        order = rng.permutation(len(array))
+        for at in range(0, len(array) - batch_size + 1, batch_size):
+            count += len(array[order[at : at + batch_size]])
+    return count / (time.perf_counter() - start)
+
+
+def arrays(rounds: int) -> None:
+    array = np.random.default_rng(0).standard_normal((50_000, 16), np.float32)
+    epochs = 10
+    for size in (32, 128, 1024):
+        endless = Pipeline(ArraySource({"x": array}), batch_size=size)
+        finite = Pipeline(ArraySource({"x": array}), batch_size=size, epochs=epochs)
+        steps = epochs * len(array) // size
+        ways = {
+            "numpy, permutation and index": lambda size=size: bare(array, size, epochs),
+            "ftrain, pipeline.batch(step)": lambda endless=endless, steps=steps: by_step(endless, steps),
+            "ftrain, feed (a thread ahead)": lambda finite=finite: examples_a_second(feed(finite), "x"),
+        }
+        show(f"arrays in memory, batches of {size}", take_turns(ways, rounds), "numpy, permutation and index")
+
+
+def memory(home: Path) -> None:
+    """Read a large file through small buffers, in a process of its own."""
+    path = home / "large.tfrecord"
+    payload = np.zeros(1 << 20, np.uint8).tobytes()
+    with RecordWriter(path) as writer:
+        for _ in range(1500):
+            writer.write(payload)
+    program = f"""
+        import resource
+        from ftrain.data import Pipeline, RecordSource, feed
+        def anonymous():
+            lines = open("/proc/self/status").read().splitlines()
+            return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1e3
+        batches = feed(Pipeline(RecordSource({str(path)!r}), batch_size=8, epochs=1))
+        most, first = 0.0, None
+        for step, batch in enumerate(batches):
+            first = anonymous() if step == 20 else first
+            most = max(most, anonymous())
+        print(first, most)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    first, most = map(float, ran.stdout.split())
+    print(f"\nmemory: {path.stat().st_size / 1e6:,.0f} MB of records in batches of 8 MB")
+    print(f"  the process's own memory: {first:,.0f} MB after 20 batches, at most {most:,.0f} MB until the end")
+    path.unlink()
+
+
+def digits(home: Path, rounds: int) -> None:
+    """The whole loop of the digits, from memory and from records."""
+    from ftrain import Run, TrainState, make_step
+    from ftrain.optimizers import momentum
+    from ftrain.tasks import digits as make_task
+
+    tasks = {
+        "from memory": make_task(channels=16),
+        "from records": make_task(channels=16, records=str(home / "digits")),
+    }
+    steps = 300
+
+    def train(name: str) -> float:
+        task = tasks[name]
+        optimizer = momentum(0.05, momentum=0.9)
+        import jax
+
+        state = TrainState.create(task.init(jax.random.key(0)), optimizer, seed=0)
+        step = make_step(task.loss_fn, optimizer)
+        with Run(step, state, Pipeline(task.source, batch_size=128), steps=2 * steps, directory=None) as run:
+            while run.state.step < steps:
+                run.advance()
+            start = time.perf_counter()
+            while not run.should_stop():
+                run.advance()
+            jax.block_until_ready(run.state.params)
+            return steps / (time.perf_counter() - start)
+
+    ways = {name: lambda name=name: train(name) for name in tasks}
+    show("digits, the whole loop", take_turns(ways, rounds), "from memory", "steps/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["records", "arrays", "memory", "digits"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tensorflow", default=sys.executable, help="an interpreter that has tensorflow")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        parts = {
+            "records": lambda: records(Path(home), options.rounds, options.tensorflow),
+            "arrays": lambda: arrays(options.rounds),
+            "memory": lambda: memory(Path(home)),
+            "digits": lambda: digits(Path(home), options.rounds),
+        }
+        for part in options.parts:
+            parts[part]()
+
+
+if __name__ == "__main__":
+    main()
