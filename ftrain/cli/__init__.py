@@ -11,6 +11,7 @@ import typer
 from ftrain import __version__
 from ftrain.cli.check import check
 from ftrain.cli.ckpt import app as checkpoints
+from ftrain.cli.data import app as data
 from ftrain.cli.evaluate import evaluate
 from ftrain.cli.migrate import migrate
 from ftrain.cli.replay import replay
@@ -31,6 +32,7 @@ app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(check)
 app.add_typer(checkpoints, name="ckpt")
+app.add_typer(data, name="data")
 app.command(name="verify-resume")(verify_resume)
 app.command()(replay)
 app.command()(schedule)
@@ -112,6 +114,9 @@ _EXIT_CODES = {
     "ftrain.checkpoints.errors.SaveError": 1,
     "ftrain.checkpoints.errors.CheckpointError": 2,
     "builtins.TimeoutError": 1,
+    "ftrain.cli.data.errors.DataCommandError": 2,
+    "ftrain.formats.conversions.SpecError": 2,
+    "ftrain.formats.framing.DamagedRecordError": 1,
     "ftrain.hooks.stopping.NotFiniteError": 1,
     "ftrain.training.scaffold.NotReadyError": 1,
 }

@@ -39,17 +39,19 @@ class Ordering:
 
     def indices(self, start: int, stop: int) -> np.ndarray:
         """The examples at the positions from `start` to `stop`."""
-        first, last = start // self._size, (stop - 1) // self._size
-        origin = first * self._size
-        blocks = [self._block(number) for number in range(first, last + 1)]
-        whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-        return whole[start - origin : stop - origin]
+        first, offset = divmod(start, self._size)
+        if offset + stop - start <= self._size:  # nearly always
+            return self._block(first)[offset : offset + stop - start]
+        last = (stop - 1) // self._size
+        whole = np.concatenate([self._block(number) for number in range(first, last + 1)])
+        return whole[offset : offset + stop - start]
 
     def _block(self, number: int) -> np.ndarray:
         found = self._blocks.get(number)
         if found is None:
             positions = np.arange(number * self._size, (number + 1) * self._size)
             found = order_of(self._source, positions, self._seed, self._shuffle)
+            found.flags.writeable = False  # slices of it are handed out
             kept = dict(list(self._blocks.items())[-3:])  # a new dict: several threads may read at once
             self._blocks = kept | {number: found}
         return found

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ftrain.data.pipeline import Pipeline
-from ftrain.data.reading import Read, read_ahead
+from ftrain.data.reading import Done, Read, read_ahead
 from ftrain.data.shapes import ShapeWatch, check_numbers
-from ftrain.data.source import Batch
 
 CHUNK_BYTES = 4 << 20  # small batches are read several at a time, up to this many bytes
-CHUNK_STEPS = 16
+CHUNK_STEPS = 64
+CHUNK_SECONDS = 0.02  # that reading them should take at most
 
 Put = Callable[[Any, int], Any]  # (batch, steps in it) -> the same on the devices
 
@@ -57,30 +57,32 @@ def pieces(
     else:
         made = _from_batches(data, start, lengths, watch)
     step = start
+    examples: dict[int, int] = {}  # in a batch, by its kind
     for several in made:
         ready: list[Piece] = []
         for piece in several:
             single = piece.batch if piece.count == 1 else jax.tree.map(lambda leaf: leaf[0], piece.batch)
             kind = watch.kind(single, step, expected=expected)
+            if kind not in examples:
+                examples[kind] = _examples(single)
             batch = piece.batch if put is None else put(check_numbers(piece.batch), piece.count)
-            ready.append(Piece(piece.count, batch, kind, _examples(single)))
+            ready.append(Piece(piece.count, batch, kind, examples[kind]))
             step += piece.count
         yield ready
 
 
 def _from_pipeline(pipeline: Pipeline, step: int, lengths: Iterator[int], watch: ShapeWatch) -> Iterator[list[Piece]]:
     """Single steps are read several at a time, and the steps of a piece together: a large read is cheaper than many."""
-    sizes: list[int] = []  # of one batch, in bytes, once it is known
-    for order, batches in read_ahead(pipeline, _orders(pipeline, step, lengths, sizes)):
-        if not sizes:
-            sizes.append(sum(array.nbytes for array in batches[0].values()) // (order.count if order.stacked else 1))
-        yield _pieces_of(order, batches, watch, pipeline.has_shapes)
+    chunk = _Chunk()
+    for done in read_ahead(pipeline, _orders(pipeline, step, lengths, chunk)):
+        chunk.adapt(done)
+        yield _pieces_of(done, watch, pipeline.has_shapes)
 
 
-def _orders(pipeline: Pipeline, step: int, lengths: Iterator[int], sizes: list[int]) -> Iterator[Read]:
+def _orders(pipeline: Pipeline, step: int, lengths: Iterator[int], chunk: "_Chunk") -> Iterator[Read]:
     """What to read for pieces of the given lengths, up to where the data end."""
     for length, run in itertools.groupby(lengths):
-        while pieces := len(list(itertools.islice(run, _chunk_size(sizes) if length == 1 else 1))):
+        while pieces := len(list(itertools.islice(run, chunk.steps if length == 1 else 1))):
             count = pieces * length
             if pipeline.steps is not None and step + count > pipeline.steps:
                 if step < pipeline.steps:
@@ -90,13 +92,32 @@ def _orders(pipeline: Pipeline, step: int, lengths: Iterator[int], sizes: list[i
             step += count
 
 
-def _pieces_of(order: Read, batches: list[Batch], watch: ShapeWatch, expected: bool) -> list[Piece]:
-    if len(batches) < order.count:
-        return [Piece(order.count, batches[0])]
-    singles = [Piece(1, batch) for batch in batches]
-    kinds = {watch.kind(batch, order.step + at, expected=expected) for at, batch in enumerate(batches)}
-    fits = order.stacked and len(kinds) == 1
-    return [stack(singles)] if fits else singles
+class _Chunk:
+    """How many single steps are read together: more and more, as long as that is quick and small."""
+
+    def __init__(self) -> None:
+        self.steps = 1
+
+    def adapt(self, done: Done) -> None:
+        if done.order.stacked or done.order.count < self.steps:
+            return
+        size = sum(array.nbytes for array in done.batches[0].values())
+        most = min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size, 1)))
+        if done.seconds < CHUNK_SECONDS / 4:
+            self.steps = min(2 * self.steps, most)
+        elif done.seconds > CHUNK_SECONDS:
+            self.steps = max(self.steps // 2, 1)
+
+
+def _pieces_of(done: Done, watch: ShapeWatch, expected: bool) -> list[Piece]:
+    order = done.order
+    if len(done.batches) < order.count:
+        return [Piece(order.count, done.batches[0])]
+    singles = [Piece(1, batch) for batch in done.batches]
+    if not order.stacked:
+        return singles
+    kinds = {watch.kind(batch, order.step + at, expected=expected) for at, batch in enumerate(done.batches)}
+    return [stack(singles)] if len(kinds) == 1 else singles
 
 
 def _from_batches(
@@ -138,7 +159,3 @@ def _examples(batch: Any) -> int:
     """The length of the first axis, if all leaves share one."""
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
     return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else 0
-
-
-def _chunk_size(sizes: list[int]) -> int:
-    return min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(sizes[0], 1))) if sizes else 1

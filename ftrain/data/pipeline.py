@@ -61,15 +61,11 @@ class Pipeline:
         self.pad, self.transform, self.threads, self.workers = dict(pad or {}), transform, threads, workers
         self.shard_index, self.shard_count = shard_index, shard_count
         self._batching = _batching(source, batch_size, seed, shuffle, epochs, last, buckets)
+        self.steps = self._batching.steps  # the number of batches, if they end
         self._check_shards(buckets)
         has_lengths = all(pad.length is not None for pad in self.pad.values())
         self.is_uniform: bool = self._batching.is_uniform and has_lengths
         self.has_shapes = not self._batching.is_uniform  # several, as was asked for
-
-    @property
-    def steps(self) -> int | None:
-        """The number of batches, if they end."""
-        return self._batching.steps
 
     def batch(self, step: int) -> Batch:
         """This process's part of the batch that step number `step`, counted from 0, trains on."""
@@ -79,7 +75,7 @@ class Pipeline:
         """This process's part of `count` batches from `step` on, stacked along a new first axis, in one read."""
         if self.is_uniform:
             arrays = pad_batch(self._read(step, count), self.pad)
-            if not any(array.dtype == object for array in arrays.values()):
+            if not any(array.dtype.hasobject for array in arrays.values()):
                 return {name: array.reshape(count, -1, *array.shape[1:]) for name, array in arrays.items()}
         several = self.split(step, count)
         return {name: np.stack([batch[name] for batch in several]) for name in several[0]}
@@ -87,12 +83,14 @@ class Pipeline:
     def split(self, step: int, count: int) -> list[Batch]:
         """As `batches`, each for itself: those of buckets have unequal shapes."""
         arrays = self._read(step, count)
-        ends = np.cumsum([size // self.shard_count for size in self._batching.sizes(step, count)]).tolist()
-        several = [
-            {name: settle(array[start:end]) for name, array in arrays.items()}
-            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        if count == 1:
+            return [self._finished(arrays, step)]
+        sizes = [size // self.shard_count for size in self._batching.sizes(step, count)]
+        bounds = enumerate(itertools.pairwise(itertools.accumulate(sizes, initial=0)), step)
+        return [
+            self._finished({name: array[start:end] for name, array in arrays.items()}, at)
+            for at, (start, end) in bounds
         ]
-        return [pad_batch(batch, self.pad, self._batching.length(at)) for at, batch in enumerate(several, step)]
 
     def indices(self, step: int, count: int = 1) -> np.ndarray:
         """The examples of this process's part of `count` batches from `step` on, by their index in the source."""
@@ -116,6 +114,11 @@ class Pipeline:
             "shuffle": self.shuffle,
             "indices": self.indices(step).tolist(),
         }
+
+    def _finished(self, batch: Batch, step: int) -> Batch:
+        if any([array.dtype.hasobject for array in batch.values()]):  # noqa: C419 - a generator would take longer
+            batch = {name: settle(array) for name, array in batch.items()}
+        return pad_batch(batch, self.pad, self._batching.length(step)) if self.pad else batch
 
     def _share(self, indices: np.ndarray) -> np.ndarray:
         share = len(indices) // self.shard_count

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -25,20 +26,31 @@ class Read:
     stacked: bool
 
 
-_Submit = Callable[[Read], "Future[list[Batch]]"]
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One stacked batch, or `order.count` of them, and how long it took to read them."""
+
+    order: Read
+    batches: list[Batch]
+    seconds: float
 
 
-def read(pipeline: Pipeline, order: Read) -> list[Batch]:
-    """What was asked for: one stacked batch, or `count` of them."""
+_Submit = Callable[[Read], "Future[Done]"]
+
+
+def read(pipeline: Pipeline, order: Read) -> Done:
+    start = time.perf_counter()
     if order.stacked and pipeline.is_uniform:
-        return [pipeline.batches(order.step, order.count)]
-    return pipeline.split(order.step, order.count)
+        batches = [pipeline.batches(order.step, order.count)]
+    else:
+        batches = pipeline.split(order.step, order.count)
+    return Done(order, batches, time.perf_counter() - start)
 
 
-def read_ahead(pipeline: Pipeline, orders: Iterator[Read]) -> Iterator[tuple[Read, list[Batch]]]:
-    """Each order with what was read for it. As many are under way as there are threads or workers, and one more."""
+def read_ahead(pipeline: Pipeline, orders: Iterator[Read]) -> Iterator[Done]:
+    """What was read for each order. As many are under way as there are threads or workers, and one more."""
     ahead = pipeline.workers or (pipeline.threads if pipeline.threads > 1 else 0)
-    under_way: deque[tuple[Read, Future[list[Batch]]]] = deque()
+    under_way: deque[tuple[Read, Future[Done]]] = deque()
     with _started(pipeline) as submit:
         for order in orders:
             under_way.append((order, submit(order)))
@@ -48,11 +60,9 @@ def read_ahead(pipeline: Pipeline, orders: Iterator[Read]) -> Iterator[tuple[Rea
             yield from _finish(pipeline, *under_way.popleft(), submit)
 
 
-def _finish(
-    pipeline: Pipeline, order: Read, future: "Future[list[Batch]]", submit: _Submit
-) -> Iterator[tuple[Read, list[Batch]]]:
+def _finish(pipeline: Pipeline, order: Read, future: "Future[Done]", submit: _Submit) -> Iterator[Done]:
     try:
-        yield order, future.result()
+        yield future.result()
     except BrokenProcessPool:
         raise RuntimeError(
             f"a worker process that read from {describe(pipeline.source)} is gone: it was killed, perhaps for want of "
@@ -64,7 +74,7 @@ def _finish(
             raise
         # Read again one by one: the batches before the failure are good, and it is told with its own step.
         for single in (Read(step, 1, stacked=False) for step in range(order.step, order.step + order.count)):
-            yield single, submit(single).result()
+            yield submit(single).result()
 
 
 @contextmanager
@@ -85,8 +95,8 @@ def _started(pipeline: Pipeline) -> Iterator[_Submit]:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _read_at_once(pipeline: Pipeline, order: Read) -> "Future[list[Batch]]":
-    future: Future[list[Batch]] = Future()
+def _read_at_once(pipeline: Pipeline, order: Read) -> "Future[Done]":
+    future: Future[Done] = Future()
     try:
         future.set_result(read(pipeline, order))
     except Exception as error:  # noqa: BLE001 - raised by whoever asks for the result
@@ -109,5 +119,5 @@ def _begin(pipeline: Pipeline) -> None:
     _here.append(pipeline)
 
 
-def _read_here(order: Read) -> list[Batch]:
+def _read_here(order: Read) -> Done:
     return read(_here[0], order)

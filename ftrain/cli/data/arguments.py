@@ -1,0 +1,24 @@
+"""The arguments that the commands about data share."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftrain.cli.data.errors import DataCommandError
+
+Files = Annotated[
+    list[str],
+    typer.Argument(metavar="FILES...", help="Files of records, plain or compressed, or patterns as 'data/*.tfrecord'."),
+]
+
+
+def match(files: Sequence[str]) -> list[Path]:
+    """The files that paths and patterns stand for; a DataCommandError if there are none."""
+    from ftrain.formats.file_patterns import match_files
+
+    try:
+        return match_files(files)
+    except (OSError, ValueError) as error:
+        raise DataCommandError(f"{error}") from None

@@ -1,0 +1,152 @@
+"""Tables of text: the first line names the features, an empty cell is a missing one."""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ftrain.cli.data.column_kinds import ColumnKinds, as_floats
+from ftrain.cli.data.errors import DataCommandError
+from ftrain.cli.data.progress import Bar
+from ftrain.cli.data.text_files import Row, read_lines
+
+_LONGEST_CELL = 1 << 28  # beyond it a quotation mark that is never closed is more likely
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
+_NUMBER = re.compile(r"\s*[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)\s*", re.IGNORECASE)
+
+
+def read_csv(paths: Sequence[Path], delimiter: str) -> Iterator[Row]:
+    """The rows of tables with the same columns. A first reading finds out what those hold."""
+    kinds, names = ColumnKinds(), _common_names(paths, delimiter)
+    with Bar("looking at", paths) as bar:
+        for path in paths:
+            for where, cells in _cells(bar, path, delimiter):
+                for name, cell in zip(names[path], cells, strict=True):
+                    _learn(kinds, name, cell, where)
+    kinds.check()
+    with Bar("converting", paths) as bar:
+        for path in paths:
+            for where, cells in _cells(bar, path, delimiter):
+                named = zip(names[path], cells, strict=True)
+                yield Row(where, {name: _value(kinds.get(name), cell, name, where) for name, cell in named if cell})
+
+
+def write_csv(path: Path, names: Sequence[str], rows: Iterator[Row], delimiter: str) -> int:
+    """Writes rows of decoded Examples, one value to a cell at most; how many there were."""
+    count = 0
+    with open(path, "x", encoding="utf-8", newline="") as file:
+        usual = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        # The usual one leaves a carriage return without quotation marks, where it would end the line.
+        quoting = csv.writer(file, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        header = list(names)
+        (quoting if any("\r" in name for name in header) else usual).writerow(header)
+        for where, features in rows:
+            cells = [_cell(features.get(name), name, where) for name in names]
+            (quoting if any("\r" in cell for cell in cells) else usual).writerow(cells)
+            count += 1
+    return count
+
+
+def find_columns(rows: Iterable[Row]) -> list[str]:
+    """The names of all features of decoded Examples; an error if one does not fit into a cell."""
+    names: set[str] = set()
+    for where, features in rows:
+        names |= features.keys()
+        for name, values in features.items():
+            if values is not None and len(values) > 1:
+                found = f"feature {name} has {len(values):,} values, and a cell holds one"
+                raise DataCommandError(f"{where}: {found}; write .jsonl or .npz instead")
+    return sorted(names)
+
+
+def _cells(bar: Bar, path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
+    """The place and the cells of every row but the first."""
+    rows = _rows(bar, path, delimiter)
+    _, header = next(rows)
+    for where, cells in rows:
+        if len(cells) != len(header):
+            raise DataCommandError(
+                f"{where} has {len(cells)} {'cell' if len(cells) == 1 else 'cells'}, the first line {len(header)}; "
+                "a cell with a delimiter in it needs quotation marks"
+            )
+        yield where, cells
+
+
+def _rows(bar: Bar, path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
+    earlier = csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader(read_lines(bar, path), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            if cells:  # a line without anything in it is none
+                yield f"{path}: line {line}", cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataCommandError(f"{path}: line {line} cannot be read: {error}") from None
+    finally:
+        csv.field_size_limit(earlier)
+
+
+def _common_names(paths: Sequence[Path], delimiter: str) -> dict[Path, list[str]]:
+    names = {path: _names(path, delimiter) for path in paths}
+    first = names[paths[0]]
+    for path in paths:
+        if sorted(names[path]) != sorted(first):
+            differing = sorted(set(names[path]) ^ set(first))[0]
+            raise DataCommandError(f"{path} and {paths[0]}: only one has a column {differing}; convert them one by one")
+    return names
+
+
+def _names(path: Path, delimiter: str) -> list[str]:
+    with Bar("looking at", [path]) as bar:
+        where, names = next(_rows(bar, path, delimiter), ("", []))
+    if not names:
+        raise DataCommandError(f"{path} is empty; wanted is a first line with the names of the columns")
+    for number, name in enumerate(names):
+        if not name or name in names[:number]:
+            problem = f"a second column is named {name}" if name else f"column {number + 1} has no name"
+            raise DataCommandError(f"{where}: {problem}; the first line gives each a name of its own")
+    return names
+
+
+def _learn(kinds: ColumnKinds, name: str, cell: str, where: str) -> None:
+    known = kinds.get(name)
+    if not cell or known == "bytes":
+        return
+    if known != "float" and _INTEGER.fullmatch(cell):
+        kinds.set(name, "int64")
+        if len(cell) > 18:
+            kinds.note_range(name, [_integer(cell, name, where)], where)
+    else:
+        kinds.set(name, "float" if _NUMBER.fullmatch(cell) else "bytes")
+
+
+def _integer(cell: str, name: str, where: str) -> int:
+    try:
+        return int(cell)
+    except ValueError:  # Python converts no more than some thousands of digits
+        raise DataCommandError(
+            f"{where}: feature {name} is a number of {len(cell):,} digits; it fits nowhere"
+        ) from None
+
+
+def _value(kind: str | None, cell: str, name: str, where: str) -> int | bytes | np.ndarray:
+    if kind == "int64":
+        return int(cell)
+    return as_floats(float(cell), name, where) if kind == "float" else cell.encode()
+
+
+def _cell(values: np.ndarray | None, name: str, where: str) -> str:
+    if values is None or not len(values):
+        return ""
+    value = values[0]
+    if not isinstance(value, bytes):
+        return str(value)  # of a float32 the shortest that reads back the same
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise DataCommandError(
+            f"{where}: feature {name} has bytes that are no UTF-8 text; write .jsonl instead"
+        ) from None

@@ -1,0 +1,32 @@
+"""Mistakes of whoever typed a command about data."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class DataCommandError(ValueError):
+    """What was asked for cannot be done, and why."""
+
+
+@contextmanager
+def told_with(way_out: str) -> Iterator[None]:
+    """Tells of damage that is found, with a line on what to do about it."""
+    from ftrain.formats.framing import DamagedRecordError
+
+    try:
+        yield
+    except DamagedRecordError as error:
+        error.add_note(way_out)
+        raise
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Names the file in errors of the system that do not, as of a disk that is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise DataCommandError(f"{path}: {error.strerror or error}") from None

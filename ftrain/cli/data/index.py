@@ -1,0 +1,59 @@
+"""ftrain data index FILES..."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ftrain.cli.data.arguments import Files, match
+from ftrain.cli.tables import show_bytes
+
+
+def index(
+    files: Files,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Read everything, and leave damaged records out of the index.")
+    ] = False,
+) -> None:
+    """Write the index of each plain file of records beside it, as FILE.index, for reading records in any order."""
+    from ftrain.cli.data.progress import Bar, interruptible
+
+    paths = match(files)
+    for path in paths:
+        _refuse_compressed(path)
+    with interruptible(), Bar("indexing", paths) as bar:
+        for path in paths:
+            typer.echo(_index(path, "skip" if skip_damaged else "raise"))
+            bar.finish(path)
+
+
+def _index(path: Path, on_damage: Literal["raise", "skip"]) -> str:
+    """Makes the index of a file; what there is to say of it."""
+    from ftrain.cli.data.errors import DataCommandError, named, told_with
+    from ftrain.formats.index_sidecar import load_sidecar, sidecar_path
+    from ftrain.formats.record_index import index_records
+
+    with named(path), told_with("--skip-damaged leaves damaged records out of the index"):
+        fresh = load_sidecar(path, os.stat(path), on_damage) is not None
+        found = index_records(path, on_damage=on_damage)
+    sidecar = sidecar_path(path)
+    if not fresh and load_sidecar(path, os.stat(path), on_damage) is None:
+        raise DataCommandError(
+            f"{sidecar} could not be written; see that its directory takes files, and that {path} is not being changed"
+        )
+    left_out = f", {len(found.damages):,} damaged left out" if found.damages else ""
+    state = "was up to date" if fresh else f"written, {show_bytes(sidecar.stat().st_size)}"
+    return f"{path}: {len(found):,} records{left_out}, {show_bytes(found.size)}; {sidecar.name} {state}"
+
+
+def _refuse_compressed(path: Path) -> None:
+    from ftrain.cli.data.errors import DataCommandError
+    from ftrain.cli.data.kinds import plain_name
+    from ftrain.formats.compression import detect_compression
+
+    if compression := detect_compression(path):
+        raise DataCommandError(
+            f"{path} is compressed ({compression}), and only records of a plain file can be read in any order\n"
+            f"make a plain one with: ftrain data convert {path} {plain_name(path)}"
+        )

@@ -1,0 +1,91 @@
+"""Files of records: as bytes, as rows of features, and written from either."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from ftrain.cli.data.errors import DataCommandError, named, told_with
+from ftrain.cli.data.progress import Bar
+from ftrain.cli.data.reading import follow_records
+from ftrain.cli.data.text_files import Row
+from ftrain.formats.examples import decode_example, encode_example
+from ftrain.formats.guessing import record_kind
+from ftrain.formats.record_writer import WRITING, RecordWriter
+
+
+def read_bytes(paths: Sequence[Path], verb: str = "converting") -> Iterator[tuple[str, bytes]]:
+    """Every record of files, with its place."""
+    with Bar(verb, paths) as bar:
+        for path in paths:
+            with told_with(f"`ftrain data verify {path}` tells what is damaged in it and what is not"):
+                for number, record in enumerate(follow_records(bar, path)):
+                    yield f"{path}: record {number}", record
+
+
+def read_examples(paths: Sequence[Path], verb: str = "converting") -> Iterator[Row]:
+    """Every record of files as its features; an error for one that is no Example."""
+    for where, record in read_bytes(paths, verb):
+        kind = record_kind(record)
+        if kind != "example":
+            found = "is a SequenceExample" if kind == "sequence" else "is no Example"
+            raise DataCommandError(f"{where} {found}, and only Examples become tables; .tfrecord keeps it as it is")
+        yield Row(where, decode_example(record))
+
+
+def encode_rows(rows: Iterable[Row]) -> Iterator[bytes]:
+    for where, features in rows:
+        try:
+            yield encode_example(features)
+        except (TypeError, ValueError) as error:
+            raise DataCommandError(f"{where}: {error}") from None
+
+
+def write_records(
+    target: Path,
+    records: Iterable[bytes],
+    compression: Literal["GZIP", "ZLIB"] | None,
+    shard_records: int | None,
+    overwrite: bool,
+) -> tuple[int, list[Path]]:
+    """Writes records; how many, and to which files."""
+    count, what = 0, f"{target}" if shard_records is None else f"shards of {target}"
+    options = {"compression": compression, "shard_records": shard_records, "overwrite": overwrite}
+    with named(target), _told_if_there(what), _leaving_nothing(target), RecordWriter(target, **options) as writer:
+        for record in records:
+            writer.write(record)
+            count += 1
+    return count, writer.paths
+
+
+def shard_pattern(target: Path) -> re.Pattern:
+    """The names of the files that `target` is written to, whether or not it is sharded."""
+    # The number of a shard stands before the suffixes, as many as are taken to be such.
+    parts = (re.escape(part) for part in target.name.split("."))
+    return re.compile(r"(-\d{5,}(-of-\d{5,})?)?\.".join(parts))
+
+
+@contextmanager
+def _told_if_there(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        if error.filename is not None:  # not of the writer's check, but of a directory that is a file
+            raise
+        raise DataCommandError(f"{what}: already there; choose another name, or --overwrite") from None
+
+
+@contextmanager
+def _leaving_nothing(target: Path) -> Iterator[None]:
+    """Removes what was written if it does not become complete."""
+    try:
+        yield
+    except FileExistsError:  # before anything was written: what there is belongs to somebody else
+        raise
+    except BaseException:
+        pattern = shard_pattern(target)
+        for path in target.parent.glob(f"*{WRITING}"):
+            if pattern.fullmatch(path.name.removesuffix(WRITING)):
+                path.unlink()
+        raise
