@@ -6,26 +6,19 @@ import numpy as np
 
 from ftrain.data.permutation import permute
 
-_BLOCK = 8192  # positions that are put in order together
+_BLOCK = 1 << 16  # positions that are put in order together: half a megabyte, and few calls for each
 
 
 def order_of(source: Any, positions: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
     """The index of the example at each position: a source's own order, if it has one, or one epoch after the other."""
     own = getattr(source, "order", None)
-    return own(positions, seed, shuffle) if own else epoch_order(positions, len(source), seed, shuffle)
-
-
-def epoch_order(positions: np.ndarray, length: int, seed: int, shuffle: bool) -> np.ndarray:
-    """Epochs of `length` examples follow each other without a gap; every one is a permutation of its own."""
-    epochs, offsets = np.divmod(positions, length)
-    if not shuffle:
-        return offsets
-    first, last = int(epochs.min(initial=0)), int(epochs.max(initial=0))
-    if first == last or epochs.size == 0:
-        return permute(offsets, length, (seed, first))
-    for epoch in np.unique(epochs).tolist():
-        inside = epochs == epoch
-        offsets[inside] = permute(offsets[inside], length, (seed, epoch))
+    if own is not None:
+        return own(positions, seed, shuffle)
+    epochs, offsets = np.divmod(positions, len(source))
+    if shuffle:
+        for epoch in np.unique(epochs).tolist():
+            inside = epochs == epoch
+            offsets[inside] = permute(offsets[inside], len(source), (seed, epoch))
     return offsets
 
 
@@ -49,9 +42,22 @@ class Ordering:
     def _block(self, number: int) -> np.ndarray:
         found = self._blocks.get(number)
         if found is None:
-            positions = np.arange(number * self._size, (number + 1) * self._size)
-            found = order_of(self._source, positions, self._seed, self._shuffle)
+            found = self._put_in_order(number * self._size, (number + 1) * self._size)
             found.flags.writeable = False  # slices of it are handed out
             kept = dict(list(self._blocks.items())[-3:])  # a new dict: several threads may read at once
             self._blocks = kept | {number: found}
         return found
+
+    def _put_in_order(self, start: int, stop: int) -> np.ndarray:
+        if hasattr(self._source, "order"):
+            return order_of(self._source, np.arange(start, stop), self._seed, self._shuffle)
+        length = len(self._source)
+        parts = [
+            self._part_of_epoch(epoch, max(start - epoch * length, 0), min(stop - epoch * length, length))
+            for epoch in range(start // length, (stop - 1) // length + 1)
+        ]
+        return np.concatenate(parts)
+
+    def _part_of_epoch(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        places = np.arange(start, stop)
+        return permute(places, len(self._source), (self._seed, epoch)) if self._shuffle else places

@@ -13,11 +13,12 @@ from ftrain.data.pipeline import Pipeline
 from ftrain.data.reading import Done, Read, read_ahead
 from ftrain.data.shapes import ShapeWatch, check_numbers
 
-CHUNK_BYTES = 4 << 20  # small batches are read several at a time, up to this many bytes
+CHUNK_BYTES = 1 << 20  # small batches are read several at a time, up to this many bytes
 CHUNK_STEPS = 64
 CHUNK_SECONDS = 0.02  # that reading them should take at most
 
 Put = Callable[[Any, int], Any]  # (batch, steps in it) -> the same on the devices
+_Several = list[tuple[int, Any]]  # steps and their batch or, of several, their stacked batches
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,18 +61,17 @@ def pieces(
     examples: dict[int, int] = {}  # in a batch, by its kind
     for several in made:
         ready: list[Piece] = []
-        for piece in several:
-            single = piece.batch if piece.count == 1 else jax.tree.map(lambda leaf: leaf[0], piece.batch)
+        for count, batch in several:
+            single = batch if count == 1 else jax.tree.map(lambda leaf: leaf[0], batch)
             kind = watch.kind(single, step, expected=expected)
             if kind not in examples:
                 examples[kind] = _examples(single)
-            batch = piece.batch if put is None else put(check_numbers(piece.batch), piece.count)
-            ready.append(Piece(piece.count, batch, kind, examples[kind]))
-            step += piece.count
+            ready.append(Piece(count, batch if put is None else put(check_numbers(batch), count), kind, examples[kind]))
+            step += count
         yield ready
 
 
-def _from_pipeline(pipeline: Pipeline, step: int, lengths: Iterator[int], watch: ShapeWatch) -> Iterator[list[Piece]]:
+def _from_pipeline(pipeline: Pipeline, step: int, lengths: Iterator[int], watch: ShapeWatch) -> Iterator[_Several]:
     """Single steps are read several at a time, and the steps of a piece together: a large read is cheaper than many."""
     chunk = _Chunk()
     for done in read_ahead(pipeline, _orders(pipeline, step, lengths, chunk)):
@@ -109,42 +109,49 @@ class _Chunk:
             self.steps = max(self.steps // 2, 1)
 
 
-def _pieces_of(done: Done, watch: ShapeWatch, expected: bool) -> list[Piece]:
+def _pieces_of(done: Done, watch: ShapeWatch, expected: bool) -> _Several:
     order = done.order
     if len(done.batches) < order.count:
-        return [Piece(order.count, done.batches[0])]
-    singles = [Piece(1, batch) for batch in done.batches]
+        return [(order.count, done.batches[0])]
     if not order.stacked:
-        return singles
-    kinds = {watch.kind(batch, order.step + at, expected=expected) for at, batch in enumerate(done.batches)}
-    return [stack(singles)] if len(kinds) == 1 else singles
+        return [(1, batch) for batch in done.batches]
+    kinds = [watch.kind(batch, order.step + at, expected=expected) for at, batch in enumerate(done.batches)]
+    return _together(done.batches, kinds)
 
 
-def _from_batches(
-    batches: Iterable[Any], step: int, lengths: Iterator[int], watch: ShapeWatch
-) -> Iterator[list[Piece]]:
+def _together(batches: list[Any], kinds: list[int]) -> _Several:
+    """Batches stacked, if they are of one kind."""
+    if len(batches) > 1 and len(set(kinds)) == 1:
+        return [(len(batches), jax.tree.map(_stack, *batches))]
+    return [(1, batch) for batch in batches]
+
+
+def _from_batches(batches: Iterable[Any], step: int, lengths: Iterator[int], watch: ShapeWatch) -> Iterator[_Several]:
     stream = iter(batches)
     for length in lengths:
-        several, failure = _read(stream, step, length, watch)
-        fits = len(several) == length > 1 and len({piece.kind for piece in several}) == 1
-        if several:
-            yield [stack(several)] if fits else several
+        read, kinds, failure = _read(stream, step, length, watch)
+        if read:
+            yield _together(read, kinds) if len(read) == length else [(1, batch) for batch in read]
         if failure is not None:
             raise failure
-        if not several:
+        if not read:
             return
-        step += len(several)
+        step += len(read)
 
 
-def _read(stream: Iterator[Any], step: int, count: int, watch: ShapeWatch) -> tuple[list[Piece], BaseException | None]:
-    """The next batches, and what went wrong after them, if something did."""
-    read: list[Piece] = []
+def _read(
+    stream: Iterator[Any], step: int, count: int, watch: ShapeWatch
+) -> tuple[list[Any], list[int], BaseException | None]:
+    """The next batches, their kinds, and what went wrong after them, if something did."""
+    read: list[Any] = []
+    kinds: list[int] = []
     try:
         for batch in itertools.islice(stream, count):
-            read.append(Piece(1, batch, watch.kind(batch, step + len(read)) if count > 1 else 0))
+            kinds.append(watch.kind(batch, step + len(read)) if count > 1 else 0)
+            read.append(batch)
     except BaseException as failure:  # noqa: BLE001 - raised when the batches before it have been handed over
-        return read, failure
-    return read, None
+        return read, kinds, failure
+    return read, kinds, None
 
 
 def _unstack(batches: Any, count: int) -> list[Any]:

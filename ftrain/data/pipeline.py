@@ -69,7 +69,7 @@ class Pipeline:
 
     def batch(self, step: int) -> Batch:
         """This process's part of the batch that step number `step`, counted from 0, trains on."""
-        return self.split(step, 1)[0]
+        return self._finished(self._read(step, 1), step)
 
     def batches(self, step: int, count: int) -> Batch:
         """This process's part of `count` batches from `step` on, stacked along a new first axis, in one read."""
@@ -83,8 +83,6 @@ class Pipeline:
     def split(self, step: int, count: int) -> list[Batch]:
         """As `batches`, each for itself: those of buckets have unequal shapes."""
         arrays = self._read(step, count)
-        if count == 1:
-            return [self._finished(arrays, step)]
         sizes = [size // self.shard_count for size in self._batching.sizes(step, count)]
         bounds = enumerate(itertools.pairwise(itertools.accumulate(sizes, initial=0)), step)
         return [
