@@ -115,8 +115,8 @@ _EXIT_CODES = {
     "ftrain.checkpoints.errors.CheckpointError": 2,
     "builtins.TimeoutError": 1,
     "ftrain.cli.data.errors.DataCommandError": 2,
-    "ftrain.formats.conversions.SpecError": 2,
-    "ftrain.formats.framing.DamagedRecordError": 1,
+    "ftrain.formats.examples.conversions.SpecError": 2,
+    "ftrain.formats.records.framing.DamagedRecordError": 1,
     "ftrain.hooks.stopping.NotFiniteError": 1,
     "ftrain.training.scaffold.NotReadyError": 1,
 }

@@ -19,7 +19,7 @@ from ftrain.formats import (
     match_files,
     parse_sequence_examples,
 )
-from ftrain.formats.records import OnDamage
+from ftrain.formats.records.reading import OnDamage
 
 Files = str | Path | Sequence[str | Path]
 Spec = Mapping[str, Fixed | Padded | Ragged | Raw | Image]

@@ -7,7 +7,7 @@ import numpy as np
 
 from ftrain.data.source import Batch, to_objects
 from ftrain.formats import match_files
-from ftrain.formats.mapped_files import MappedFiles
+from ftrain.formats.records.mapping import MappedFiles
 
 _CHUNK = 16 << 20  # bytes that are searched for line ends together
 

@@ -1,7 +1,8 @@
 """Bytes only: record files, the examples in them, and TensorFlow's checkpoints."""
 
-from ftrain.formats.conversions import SpecError
-from ftrain.formats.examples import (
+from ftrain.formats.examples.conversions import SpecError
+from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw
+from ftrain.formats.examples.messages import (
     BytesList,
     Example,
     Feature,
@@ -16,14 +17,13 @@ from ftrain.formats.examples import (
     encode_example,
     encode_sequence_example,
 )
-from ftrain.formats.features import Fixed, Image, Padded, Ragged, Raw
-from ftrain.formats.file_patterns import match_files
-from ftrain.formats.parsing import ExampleParser, parse_examples
-from ftrain.formats.record_files import RecordFiles
-from ftrain.formats.record_index import RecordIndex, index_records
-from ftrain.formats.record_writer import RecordWriter
-from ftrain.formats.records import DamagedRecordError, frame_record, read_records
-from ftrain.formats.sequences import Steps, parse_sequence_examples
+from ftrain.formats.examples.parsing import ExampleParser, parse_examples
+from ftrain.formats.examples.sequences import Steps, parse_sequence_examples
+from ftrain.formats.records.files import RecordFiles
+from ftrain.formats.records.indexing import RecordIndex, index_records
+from ftrain.formats.records.patterns import match_files
+from ftrain.formats.records.reading import DamagedRecordError, frame_record, read_records
+from ftrain.formats.records.writing import RecordWriter
 from ftrain.formats.tf_checkpoint import (
     TfCheckpoint,
     TfCheckpointError,

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from ftrain.cli import main
 from ftrain.cli.data.convert import convert
-from ftrain.formats import features
-from ftrain.formats.examples import decode_example, encode_example, encode_sequence_example
-from ftrain.formats.parsing import parse_examples
-from ftrain.formats.record_writer import RecordWriter
-from ftrain.formats.records import read_records
-from ftrain.formats.sequences import parse_sequence_examples
+from ftrain.formats.examples import features
+from ftrain.formats.examples.messages import decode_example, encode_example, encode_sequence_example
+from ftrain.formats.examples.parsing import parse_examples
+from ftrain.formats.examples.sequences import parse_sequence_examples
+from ftrain.formats.records.reading import read_records
+from ftrain.formats.records.writing import RecordWriter
 
 EVENT = b"\x09\x00\x00\x00\x00\x00\x00\xf0\x3f\x1a\rbrain.Event:2"
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from references import cases
 
-from ftrain.formats.examples import (
+from ftrain.formats.examples.features import Ragged
+from ftrain.formats.examples.messages import (
     decode_example,
     decode_sequence_example,
     encode_example,
     encode_sequence_example,
 )
-from ftrain.formats.features import Ragged
-from ftrain.formats.parsing import parse_examples
-from ftrain.formats.sequences import parse_sequence_examples
+from ftrain.formats.examples.parsing import parse_examples
+from ftrain.formats.examples.sequences import parse_sequence_examples
 
 pytestmark = pytest.mark.reference
 CASES = cases("example_protos")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftrain.formats.examples import (
+from ftrain.formats.examples.messages import (
     BytesList,
     Example,
     Feature,

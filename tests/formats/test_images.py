@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from ftrain.formats.examples import encode_example
-from ftrain.formats.features import Image, SpecError
-from ftrain.formats.parsing import parse_examples
+from ftrain.formats.examples.features import Image, SpecError
+from ftrain.formats.examples.messages import encode_example
+from ftrain.formats.examples.parsing import parse_examples
 
 GRAY = np.arange(20, dtype=np.uint8).reshape(4, 5) * 12
 COLOR = np.stack([GRAY, GRAY[::-1], 255 - GRAY], axis=-1)
@@ -126,9 +126,9 @@ def test_without_pillow_the_error_says_what_to_install():
     code = """
 import sys
 sys.modules["PIL"] = None
-from ftrain.formats.examples import encode_example
-from ftrain.formats.features import Image
-from ftrain.formats.parsing import parse_examples
+from ftrain.formats.examples.messages import encode_example
+from ftrain.formats.examples.features import Image
+from ftrain.formats.examples.parsing import parse_examples
 try:
     parse_examples([encode_example({"x": b"\\x89PNG\\r\\n\\x1a\\n"})], {"x": Image((1, 1, 1))})
 except ModuleNotFoundError as error:
@@ -139,6 +139,6 @@ except ModuleNotFoundError as error:
 
 
 def test_pillow_is_imported_only_for_images():
-    code = "import sys, ftrain.formats.parsing; print('PIL' in sys.modules)"
+    code = "import sys, ftrain.formats.examples.parsing; print('PIL' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftrain.formats.examples import Example, encode_example
-from ftrain.formats.features import Fixed, Padded, Ragged, SpecError
-from ftrain.formats.parsing import ExampleParser, parse_examples
+from ftrain.formats.examples.features import Fixed, Padded, Ragged, SpecError
+from ftrain.formats.examples.messages import Example, encode_example
+from ftrain.formats.examples.parsing import ExampleParser, parse_examples
 
 SPEC = {"f": Ragged("float32"), "i": Ragged("int64"), "b": Ragged("bytes"), "long-name": Ragged("int64")}
 TAGS = {"bytes": b"\x0a", "float": b"\x12", "int": b"\x1a"}

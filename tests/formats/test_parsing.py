@@ -2,10 +2,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ftrain.formats.examples import encode_example, encode_sequence_example
-from ftrain.formats.features import Fixed, Image, Padded, Ragged, Raw, SpecError
-from ftrain.formats.parsing import ExampleParser, parse_examples
-from ftrain.formats.sequences import Steps, parse_sequence_examples
+from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw, SpecError
+from ftrain.formats.examples.messages import encode_example, encode_sequence_example
+from ftrain.formats.examples.parsing import ExampleParser, parse_examples
+from ftrain.formats.examples.sequences import Steps, parse_sequence_examples
 
 COUNTS = [3, 40]  # parsed one by one, and in lock-step
 

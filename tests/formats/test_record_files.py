@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.formats import mapped_files
-from ftrain.formats.record_files import RecordFiles
-from ftrain.formats.records import DamagedRecordError, frame_record, read_records
+from ftrain.formats.records import mapping
+from ftrain.formats.records.files import RecordFiles
+from ftrain.formats.records.reading import DamagedRecordError, frame_record, read_records
 
 SHARDS = [[b"", b"one", b"two"], [], [b"x" * 300], [b"four", b"y" * 10_000, b"six"]]
 RECORDS = [record for shard in SHARDS for record in shard]
@@ -181,7 +181,7 @@ def test_damage_in_the_copy_is_told_of_the_file(tmp_path):
 
 
 def test_several_threads_with_more_files_than_maps(tmp_path, monkeypatch, rng):
-    monkeypatch.setattr(mapped_files, "MOST_OPEN", 3)
+    monkeypatch.setattr(mapping, "MOST_OPEN", 3)
     shards = [[rng.bytes(50 + n) for n in range(20)] for _ in range(10)]
     records = [record for shard in shards for record in shard]
     files = RecordFiles(write_shards(tmp_path, shards))
@@ -194,7 +194,7 @@ def test_several_threads_with_more_files_than_maps(tmp_path, monkeypatch, rng):
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from ftrain.formats.record_files import RecordFiles
+from ftrain.formats.records.files import RecordFiles
 files = RecordFiles(sys.argv[1], sidecar=False)
 assert len(files) == 400
 for _ in range(2):

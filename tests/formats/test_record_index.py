@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.formats import index_sidecar, record_index
-from ftrain.formats.record_index import index_records
-from ftrain.formats.records import DamagedRecordError, frame_record, read_records
+from ftrain.formats.records import indexing
+from ftrain.formats.records import sidecar as sidecars
+from ftrain.formats.records.indexing import index_records
+from ftrain.formats.records.reading import DamagedRecordError, frame_record, read_records
 
 RECORDS = [b"", b"one", b"second", b"x" * 300, b"4"]
 
@@ -37,8 +38,8 @@ def walks(monkeypatch):
         seen.append((path.name, on_damage))
         return original(path, on_damage)
 
-    original = record_index.walk_frames
-    monkeypatch.setattr(record_index, "walk_frames", walk)
+    original = indexing.walk_frames
+    monkeypatch.setattr(indexing, "walk_frames", walk)
     return seen
 
 
@@ -52,7 +53,7 @@ def test_every_record_is_found_in_runs_and_alone(tmp_path_factory, runs):
 
 
 def test_runs_longer_than_one_guess(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftrain.formats.record_walk._LARGEST_GUESS", 256)
+    monkeypatch.setattr("ftrain.formats.records.walking._LARGEST_GUESS", 256)
     records = [b"abc"] * 3000 + [b"abcd"] * 5 + [b"abc"] * 100
     check(index_records(write(tmp_path / "records", records)), tmp_path / "records", records)
 
@@ -187,7 +188,7 @@ def test_any_damage_of_a_sidecar_has_it_built_again(tmp_path, walks):
 
 def forge(path, *, offsets, lengths, **changes):
     """A sidecar with right checksums and these contents."""
-    sidecar = index_sidecar.sidecar_path(path)
+    sidecar = sidecars.sidecar_path(path)
     content = sidecar.read_bytes()
     size = struct.unpack_from("<I", content, 16)[0]
     header = json.loads(content[20 : 20 + size]) | {"count": len(offsets)} | changes
@@ -267,13 +268,13 @@ def test_a_directory_that_takes_no_files_is_no_error(tmp_path, monkeypatch):
 
 def test_no_sidecar_is_kept_of_a_file_that_grew_meanwhile(tmp_path, monkeypatch):
     path = write(tmp_path / "records", RECORDS)
-    original = record_index.walk_frames
+    original = indexing.walk_frames
 
     def walk(*arguments):
         frames = original(*arguments)
         grow(path)
         return frames
 
-    monkeypatch.setattr(record_index, "walk_frames", walk)
+    monkeypatch.setattr(indexing, "walk_frames", walk)
     index_records(path)
     assert os.listdir(tmp_path) == ["records"]

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.formats.record_index import index_records
-from ftrain.formats.record_writer import RecordWriter
-from ftrain.formats.records import frame_record, read_records
+from ftrain.formats.records.indexing import index_records
+from ftrain.formats.records.reading import frame_record, read_records
+from ftrain.formats.records.writing import RecordWriter
 
 COMPRESSIONS = st.sampled_from([None, "GZIP", "ZLIB"])
 LIMITS = st.none() | st.integers(1, 100)

@@ -5,9 +5,9 @@ from base64 import b64decode
 import pytest
 from references import cases
 
-from ftrain.formats.record_files import RecordFiles
-from ftrain.formats.record_writer import RecordWriter
-from ftrain.formats.records import DamagedRecordError, read_records
+from ftrain.formats.records.files import RecordFiles
+from ftrain.formats.records.reading import DamagedRecordError, read_records
+from ftrain.formats.records.writing import RecordWriter
 
 pytestmark = pytest.mark.reference
 CASES = cases("tfrecords")

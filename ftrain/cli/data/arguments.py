@@ -16,7 +16,7 @@ Files = Annotated[
 
 def match(files: Sequence[str]) -> list[Path]:
     """The files that paths and patterns stand for; a DataCommandError if there are none."""
-    from ftrain.formats.file_patterns import match_files
+    from ftrain.formats.records.patterns import match_files
 
     try:
         return match_files(files)

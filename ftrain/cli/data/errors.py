@@ -12,7 +12,7 @@ class DataCommandError(ValueError):
 @contextmanager
 def told_with(way_out: str) -> Iterator[None]:
     """Tells of damage that is found, with a line on what to do about it."""
-    from ftrain.formats.framing import DamagedRecordError
+    from ftrain.formats.records.framing import DamagedRecordError
 
     try:
         yield

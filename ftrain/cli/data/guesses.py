@@ -11,7 +11,7 @@ from ftrain.cli.tables import print_table, show_bytes, show_number
 if TYPE_CHECKING:
     import numpy as np
 
-    from ftrain.formats.guessing import FeatureGuess, SchemaGuess
+    from ftrain.formats.examples.guessing import FeatureGuess, SchemaGuess
 
 _VALUES, _TEXT, _RAW = 6, 60, 16  # values, characters and bytes that are shown
 
@@ -31,8 +31,8 @@ def print_guess(guess: "SchemaGuess") -> None:
 
 def print_record(title: str, record: bytes, guess: "SchemaGuess") -> None:
     """One record: its features, or its first bytes if it is no Example."""
-    from ftrain.formats.examples import decode_sequence_example
-    from ftrain.formats.guessing import record_kind
+    from ftrain.formats.examples.guessing import record_kind
+    from ftrain.formats.examples.messages import decode_sequence_example
 
     typer.echo(f"\n{title}, {show_bytes(len(record))}")
     if guess.kind == "other" or record_kind(record) == "other":
@@ -145,7 +145,7 @@ def _shorten_value(value: Any) -> str:
 
 
 def _shorten_bytes(value: bytes) -> str:
-    from ftrain.formats.guessing import image_shape, look_of
+    from ftrain.formats.examples.guessing import image_shape, look_of
 
     look = look_of(value)
     if look in ("PNG", "JPEG"):

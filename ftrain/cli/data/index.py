@@ -31,8 +31,8 @@ def index(
 def _index(path: Path, on_damage: Literal["raise", "skip"]) -> str:
     """Makes the index of a file; what there is to say of it."""
     from ftrain.cli.data.errors import DataCommandError, named, told_with
-    from ftrain.formats.index_sidecar import load_sidecar, sidecar_path
-    from ftrain.formats.record_index import index_records
+    from ftrain.formats.records.indexing import index_records
+    from ftrain.formats.records.sidecar import load_sidecar, sidecar_path
 
     with named(path), told_with("--skip-damaged leaves damaged records out of the index"):
         fresh = load_sidecar(path, os.stat(path), on_damage) is not None
@@ -50,7 +50,7 @@ def _index(path: Path, on_damage: Literal["raise", "skip"]) -> str:
 def _refuse_compressed(path: Path) -> None:
     from ftrain.cli.data.errors import DataCommandError
     from ftrain.cli.data.kinds import plain_name
-    from ftrain.formats.compression import detect_compression
+    from ftrain.formats.records.compression import detect_compression
 
     if compression := detect_compression(path):
         raise DataCommandError(

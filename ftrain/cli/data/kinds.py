@@ -53,8 +53,8 @@ def _by_name(path: Path) -> Kind | None:
 
 
 def _begins_with_record(path: Path) -> bool:
-    from ftrain.formats.compression import ByteStream, StreamError
-    from ftrain.formats.framing import HEADER, parse_header
+    from ftrain.formats.records.compression import ByteStream, StreamError
+    from ftrain.formats.records.framing import HEADER, parse_header
 
     try:
         with ByteStream(path) as stream:

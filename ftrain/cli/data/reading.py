@@ -6,9 +6,9 @@ from typing import Literal
 
 from ftrain.cli.data.errors import named
 from ftrain.cli.data.progress import Bar
-from ftrain.formats.compression import detect_compression
-from ftrain.formats.framing import FRAME, DamagedRecordError
-from ftrain.formats.records import read_records
+from ftrain.formats.records.compression import detect_compression
+from ftrain.formats.records.framing import FRAME, DamagedRecordError
+from ftrain.formats.records.reading import read_records
 
 
 def follow_records(

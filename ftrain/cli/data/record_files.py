@@ -10,9 +10,9 @@ from ftrain.cli.data.errors import DataCommandError, named, told_with
 from ftrain.cli.data.progress import Bar
 from ftrain.cli.data.reading import follow_records
 from ftrain.cli.data.text_files import Row
-from ftrain.formats.examples import decode_example, encode_example
-from ftrain.formats.guessing import record_kind
-from ftrain.formats.record_writer import WRITING, RecordWriter
+from ftrain.formats.examples.guessing import record_kind
+from ftrain.formats.examples.messages import decode_example, encode_example
+from ftrain.formats.records.writing import WRITING, RecordWriter
 
 
 def read_bytes(paths: Sequence[Path], verb: str = "converting") -> Iterator[tuple[str, bytes]]:

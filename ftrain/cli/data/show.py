@@ -28,7 +28,7 @@ def show(
     """Show what FILES hold: how many records, which features they have, a spec that parses them, and the first ones."""
     from ftrain.cli.data.guesses import print_guess, print_record
     from ftrain.cli.data.progress import Bar, interruptible
-    from ftrain.formats.guessing import guess_schema
+    from ftrain.formats.examples.guessing import guess_schema
 
     paths = match(files)
     with interruptible(), Bar("reading", paths) as bar:
@@ -60,8 +60,8 @@ def _share(number: int, files: int) -> int:
 def _survey(bar: "Bar", path: Path, share: int) -> _Survey:
     from ftrain.cli.data.errors import named
     from ftrain.cli.data.reading import follow_records
-    from ftrain.formats.compression import detect_compression
-    from ftrain.formats.records import read_records
+    from ftrain.formats.records.compression import detect_compression
+    from ftrain.formats.records.reading import read_records
 
     compression = detect_compression(path)
     limit = _SAMPLE_BYTES * share // _SAMPLE
@@ -78,7 +78,7 @@ def _survey(bar: "Bar", path: Path, share: int) -> _Survey:
 def _hinting(path: Path) -> Iterator[None]:
     """Tells a file of something else from one that is damaged, as far as one can."""
     from ftrain.cli.data.errors import DataCommandError, told_with
-    from ftrain.formats.framing import HEADER_CUT, HEADER_WRONG, DamagedRecordError
+    from ftrain.formats.records.framing import HEADER_CUT, HEADER_WRONG, DamagedRecordError
 
     with told_with(f"`ftrain data verify {path}` tells what is damaged in it and what is not"):
         try:
@@ -112,8 +112,8 @@ def _count(records: Iterator[bytes], share: int, limit: int) -> "tuple[list[byte
 
 def _plain_lengths(path: Path) -> "np.ndarray":
     """The lengths of all records of a plain file, which their headers tell; an index beside it is used, not made."""
-    from ftrain.formats.index_sidecar import load_sidecar
-    from ftrain.formats.record_index import index_records
+    from ftrain.formats.records.indexing import index_records
+    from ftrain.formats.records.sidecar import load_sidecar
 
     frames = load_sidecar(path, os.stat(path), "raise")
     return index_records(path, sidecar=False).lengths if frames is None else frames.lengths

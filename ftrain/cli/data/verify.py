@@ -8,7 +8,7 @@ from ftrain.cli.data.arguments import Files, match
 from ftrain.cli.tables import show_bytes
 
 if TYPE_CHECKING:
-    from ftrain.formats.framing import DamagedRecordError
+    from ftrain.formats.records.framing import DamagedRecordError
 
 _SHOWN = 20
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ftrain.formats.columns import ABSENT, BYTES, KIND_NAMES, Column, as_objects
-from ftrain.formats.conversions import (
+from ftrain.formats.examples.columns import ABSENT, BYTES, KIND_NAMES, Column, as_objects
+from ftrain.formats.examples.conversions import (
     OBJECTS,
     DType,
     SpecError,
@@ -27,7 +27,7 @@ from ftrain.formats.conversions import (
     resolve_dtype,
     split,
 )
-from ftrain.formats.images import check_image_shape, decode_image
+from ftrain.formats.examples.images import check_image_shape, decode_image
 
 
 @dataclasses.dataclass(frozen=True)

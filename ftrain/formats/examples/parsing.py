@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ftrain.formats.columns import PADDING, Column, Payloads, Spans, UnusualError, join_payloads, read_column
-from ftrain.formats.conversions import SpecError, Where
-from ftrain.formats.examples import Example, parse_message
-from ftrain.formats.features import Entry, Fixed, Image, Padded, Ragged, Raw, check_kinds
-from ftrain.formats.lockstep import Walker
+from ftrain.formats.examples.columns import PADDING, Column, Payloads, Spans, UnusualError, join_payloads, read_column
+from ftrain.formats.examples.conversions import SpecError, Where
+from ftrain.formats.examples.features import Entry, Fixed, Image, Padded, Ragged, Raw, check_kinds
+from ftrain.formats.examples.lockstep import Walker
+from ftrain.formats.examples.messages import Example, parse_message
 
 _FEW = 16  # records that are parsed one by one, since starting a walk would take longer
 _ENTRIES = (Fixed, Padded, Ragged, Raw, Image)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
-from ftrain.formats.framing import HEADER, parse_header
+from ftrain.formats.records.framing import HEADER, parse_header
 
 Compression = Literal["auto", "GZIP", "ZLIB"] | None
 WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}

@@ -14,9 +14,9 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from ftrain.formats.framing import FRAME, DamagedRecordError
-from ftrain.formats.record_walk import Frames
-from ftrain.formats.records import OnDamage
+from ftrain.formats.records.framing import FRAME, DamagedRecordError
+from ftrain.formats.records.reading import OnDamage
+from ftrain.formats.records.walking import Frames
 
 SUFFIX = ".index"
 _MAGIC = b"ftrain records 1"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ftrain.formats.columns import BYTES, BYTES_MESSAGE, EMPTY, FLOAT, INT64, windows
+from ftrain.formats.examples.columns import BYTES, BYTES_MESSAGE, EMPTY, FLOAT, INT64, windows
 
 _ENTRY, _KEY, _VALUE, _ITEM = 0x0A, 0x0A, 0x12, 0x0A  # tags
 _KINDS = {0x0A: BYTES, 0x12: FLOAT, 0x1A: INT64}

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ftrain.formats.compression import ByteStream
-from ftrain.formats.framing import (
+from ftrain.formats.records.compression import ByteStream
+from ftrain.formats.records.framing import (
     DATA_CUT,
     FRAME,
     HEADER,
@@ -17,7 +17,7 @@ from ftrain.formats.framing import (
     DamagedRecordError,
     parse_header,
 )
-from ftrain.formats.records import OnDamage, RecordScan
+from ftrain.formats.records.reading import OnDamage, RecordScan
 
 _REPEATS = 16  # equal headers in a row after which more of them are expected
 _LARGEST_GUESS = 1 << 20  # records looked at in one comparison

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ftrain.formats.columns import Column, Payloads, as_objects, join_payloads, read_column
-from ftrain.formats.conversions import (
+from ftrain.formats.examples.columns import Column, Payloads, as_objects, join_payloads, read_column
+from ftrain.formats.examples.conversions import (
     SpecError,
     Where,
     check_length,
@@ -21,9 +21,9 @@ from ftrain.formats.conversions import (
     pad_rows,
     split,
 )
-from ftrain.formats.examples import SequenceExample
-from ftrain.formats.features import Entry, Fixed, Image, Padded, Ragged, Raw
-from ftrain.formats.parsing import check_spec, make_arrays, name_record, parse_record
+from ftrain.formats.examples.features import Entry, Fixed, Image, Padded, Ragged, Raw
+from ftrain.formats.examples.messages import SequenceExample
+from ftrain.formats.examples.parsing import check_spec, make_arrays, name_record, parse_record
 
 _Arrays = dict[str, np.ndarray]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ftrain.formats.checksums import masked_crc, masked_length_crcs
-from ftrain.formats.compression import ByteStream, StreamError
-from ftrain.formats.framing import FOOTER, FRAME, HEADER
+from ftrain.formats.records.compression import ByteStream, StreamError
+from ftrain.formats.records.framing import FOOTER, FRAME, HEADER
 
 CHUNK = 1 << 20
 _CRC_OF_ZERO = masked_crc(bytes(8))

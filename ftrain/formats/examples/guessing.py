@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from ftrain.formats.examples import Example, SequenceExample
-from ftrain.formats.features import Entry, Fixed, Image, Ragged, Raw
+from ftrain.formats.examples.features import Entry, Fixed, Image, Ragged, Raw
+from ftrain.formats.examples.messages import Example, SequenceExample
 
 RecordKind = Literal["example", "sequence", "other"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
-from ftrain.formats.compression import WINDOW_BITS, DeflatedFile
-from ftrain.formats.framing import frame_record
-from ftrain.formats.index_sidecar import remove_sidecar
+from ftrain.formats.records.compression import WINDOW_BITS, DeflatedFile
+from ftrain.formats.records.framing import frame_record
+from ftrain.formats.records.sidecar import remove_sidecar
 
 WRITING = ".writing"  # ends the names of files that are not complete
 _COMPRESSED = (".gz", ".gzip", ".z", ".zz", ".zlib")

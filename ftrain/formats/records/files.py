@@ -14,13 +14,13 @@ import google_crc32c
 import numpy as np
 
 from ftrain.formats.checksums import mask_crcs, masked_length_crcs
-from ftrain.formats.compression import ByteStream, Compression, check_compression
-from ftrain.formats.file_patterns import match_files
-from ftrain.formats.framing import DATA_WRONG, FRAME, HEADER, HEADER_WRONG, DamagedRecordError
-from ftrain.formats.mapped_files import MappedFiles
-from ftrain.formats.record_index import RecordIndex, index_records
-from ftrain.formats.records import OnDamage, check_on_damage
-from ftrain.formats.unpacking import unpack
+from ftrain.formats.records.compression import ByteStream, Compression, check_compression
+from ftrain.formats.records.framing import DATA_WRONG, FRAME, HEADER, HEADER_WRONG, DamagedRecordError
+from ftrain.formats.records.indexing import RecordIndex, index_records
+from ftrain.formats.records.mapping import MappedFiles
+from ftrain.formats.records.patterns import match_files
+from ftrain.formats.records.reading import OnDamage, check_on_damage
+from ftrain.formats.records.unpacking import unpack
 
 _WIDEST = 4096  # frames up to here are copied together
 

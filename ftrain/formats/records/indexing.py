@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ftrain.formats.compression import detect_compression
-from ftrain.formats.framing import DamagedRecordError
-from ftrain.formats.index_sidecar import load_sidecar, save_sidecar
-from ftrain.formats.record_walk import walk_frames
-from ftrain.formats.records import OnDamage, check_on_damage
+from ftrain.formats.records.compression import detect_compression
+from ftrain.formats.records.framing import DamagedRecordError
+from ftrain.formats.records.reading import OnDamage, check_on_damage
+from ftrain.formats.records.sidecar import load_sidecar, save_sidecar
+from ftrain.formats.records.walking import walk_frames
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ from typing import Literal
 
 import google_crc32c
 
-from ftrain.formats.compression import ByteStream, Compression, check_compression
-from ftrain.formats.framing import (
+from ftrain.formats.records.compression import ByteStream, Compression, check_compression
+from ftrain.formats.records.framing import (
     DATA_CUT,
     DATA_WRONG,
     FOOTER,
@@ -24,7 +24,7 @@ from ftrain.formats.framing import (
     frame_record,
     parse_header,
 )
-from ftrain.formats.resync import Window, find_record
+from ftrain.formats.records.resync import Window, find_record
 
 __all__ = [
     "DamagedRecordError",

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ftrain.formats.columns import BYTES, FLOAT, INT64, Column, largest
-from ftrain.formats.examples import number_kind
+from ftrain.formats.examples.columns import BYTES, FLOAT, INT64, Column, largest
+from ftrain.formats.examples.messages import number_kind
 
 DType = str | type | np.dtype
 Where = Callable[[int], str]  # names a record for errors

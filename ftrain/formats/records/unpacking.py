@@ -5,9 +5,9 @@ import os
 import uuid
 from pathlib import Path
 
-from ftrain.formats.compression import ByteStream, Compression, StreamError
-from ftrain.formats.records import OnDamage, read_records
-from ftrain.formats.resync import CHUNK
+from ftrain.formats.records.compression import ByteStream, Compression, StreamError
+from ftrain.formats.records.reading import OnDamage, read_records
+from ftrain.formats.records.resync import CHUNK
 
 
 def unpack(path: Path, cache: str | Path, compression: Compression, on_damage: OnDamage) -> Path:

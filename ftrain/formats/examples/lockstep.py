@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ftrain.formats.columns import ABSENT, BYTES_MESSAGE, INT64, Spans, check_spans
-from ftrain.formats.layouts import Layout, Match, find_header, find_layout
+from ftrain.formats.examples.columns import ABSENT, BYTES_MESSAGE, INT64, Spans, check_spans
+from ftrain.formats.examples.layouts import Layout, Match, find_header, find_layout
 
 _Finder = Callable[[bytes, int, int], Layout | None]
 _FEW = 8  # records for which a further pattern does not pay

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from ftrain.formats.examples import BytesList
+from ftrain.formats.examples.messages import BytesList
 
 # Which list a feature has. The first four are the numbers of the fields in the message.
 ABSENT, BYTES, FLOAT, INT64 = range(4)

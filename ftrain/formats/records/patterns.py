@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from ftrain.formats.index_sidecar import SUFFIX
-from ftrain.formats.record_writer import WRITING
+from ftrain.formats.records.sidecar import SUFFIX
+from ftrain.formats.records.writing import WRITING
 
 
 def match_files(files: str | Path | Sequence[str | Path]) -> list[Path]:

@@ -1,0 +1,1 @@
+"""TFRecord files: frames, compression, damage, indices, shards."""
