@@ -42,6 +42,17 @@ def test_what_is_written_is_read_back(tmp_path_factory, records, compression, sh
             assert path.name == f"train-{n:05d}-of-{len(paths):05d}.tfrecord"
 
 
+def test_what_is_discarded_leaves_what_was_there(tmp_path):
+    path = tmp_path / "train.tfrecord"
+    with RecordWriter(path) as writer:
+        writer.write(b"old")
+    again = RecordWriter(path, overwrite=True)
+    again.write(b"new")
+    again.discard()
+    assert list(read_records(path)) == [b"old"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_suffixes_stay_at_the_end(tmp_path):
     for name, shard in [
         ("train.tfrecord", "train-00000-of-00001.tfrecord"),

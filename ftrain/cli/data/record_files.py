@@ -12,7 +12,7 @@ from ftrain.cli.data.reading import follow_records
 from ftrain.cli.data.text_files import Row
 from ftrain.formats.examples.guessing import record_kind
 from ftrain.formats.examples.messages import decode_example, encode_example
-from ftrain.formats.records.writing import WRITING, RecordWriter
+from ftrain.formats.records.writing import RecordWriter
 
 
 def read_bytes(paths: Sequence[Path], verb: str = "converting") -> Iterator[tuple[str, bytes]]:
@@ -50,12 +50,16 @@ def write_records(
     overwrite: bool,
 ) -> tuple[int, list[Path]]:
     """Writes records; how many, and to which files."""
-    count, what = 0, f"{target}" if shard_records is None else f"shards of {target}"
-    options = {"compression": compression, "shard_records": shard_records, "overwrite": overwrite}
-    with named(target), _told_if_there(what), _leaving_nothing(target), RecordWriter(target, **options) as writer:
-        for record in records:
-            writer.write(record)
-            count += 1
+    what = f"{target}" if shard_records is None else f"shards of {target}"
+    with named(target):
+        with _told_if_there(what):
+            writer = RecordWriter(target, compression=compression, shard_records=shard_records, overwrite=overwrite)
+        try:
+            count = sum(1 for _ in map(writer.write, records))
+            writer.close()
+        except BaseException:
+            writer.discard()
+            raise
     return count, writer.paths
 
 
@@ -74,18 +78,3 @@ def _told_if_there(what: str) -> Iterator[None]:
         if error.filename is not None:  # not of the writer's check, but of a directory that is a file
             raise
         raise DataCommandError(f"{what}: already there; choose another name, or --overwrite") from None
-
-
-@contextmanager
-def _leaving_nothing(target: Path) -> Iterator[None]:
-    """Removes what was written if it does not become complete."""
-    try:
-        yield
-    except FileExistsError:  # before anything was written: what there is belongs to somebody else
-        raise
-    except BaseException:
-        pattern = shard_pattern(target)
-        for path in target.parent.glob(f"*{WRITING}"):
-            if pattern.fullmatch(path.name.removesuffix(WRITING)):
-                path.unlink()
-        raise

@@ -23,7 +23,7 @@ class RecordWriter:
 
     A new shard begins after `shard_records` records, or before the record that would take it beyond `shard_bytes`
     (frames included, uncompressed). Until `close` everything is in files that end in ".writing"; if the block is left
-    by an exception they stay so. `paths` are the files, once closed.
+    by an exception they stay so, unless `discard` removes them. `paths` are the files, once closed.
     """
 
     def __init__(
@@ -71,6 +71,12 @@ class RecordWriter:
             raise ValueError(f"{self.path}: not complete, as a write failed; what there is ends in {WRITING}")
         self._end_shard()
         self.paths = self._names.publish(self._shards)
+
+    def discard(self) -> None:
+        """Gives up: what was written goes, and what was there before stays."""
+        self._closed = True
+        self._file.close()
+        self._names.remove_unfinished()
 
     def __enter__(self) -> Self:
         return self
