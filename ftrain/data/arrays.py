@@ -1,6 +1,7 @@
 """Arrays: examples in memory, or mapped from .npy and .npz files."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -100,7 +101,7 @@ def _map_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> 
             raise ValueError("it holds Python objects")
         offset = _data_offset(path, info) + begin
         return np.memmap(path, dtype, "r", offset, shape, "F" if is_fortran else "C")
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zlib.error, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: array {info.filename} cannot be read: {error}") from None
 
 

@@ -67,7 +67,7 @@ class Buckets:
     Args:
       lengths: of every example of the source; `example_lengths` measures them.
       boundaries: the greatest length that each bucket holds, increasing.
-      batch_sizes: one for each bucket, instead of the pipeline's.
+      batch_sizes: one for each bucket, instead of the pipeline's, which then counts for nothing.
       longer: whether examples longer than the last boundary are an error or left out.
     """
 
@@ -82,6 +82,8 @@ class Buckets:
             raise ValueError(f"boundaries must be increasing and >= 1, got {bounds}")
         if self.batch_sizes is not None and len(self.batch_sizes) != len(bounds):
             raise ValueError(f"there are {len(bounds)} buckets, but {len(self.batch_sizes)} batch_sizes")
+        if self.batch_sizes is not None and min(self.batch_sizes) < 1:
+            raise ValueError(f"batch_sizes must be >= 1, got {list(self.batch_sizes)}")
         if self.longer not in ("raise", "drop"):
             raise ValueError(f"longer must be 'raise' or 'drop', got {self.longer!r}")
         beyond = np.flatnonzero(np.asarray(self.lengths) > bounds[-1])
@@ -104,7 +106,7 @@ class Bucketed:
 
     def __init__(self, buckets: Buckets, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last):
         self._members, self._bounds = buckets.members(), list(buckets.boundaries)
-        self._sizes = list(buckets.batch_sizes or [size] * len(self._bounds))
+        self._sizes = [size] * len(self._bounds) if buckets.batch_sizes is None else list(buckets.batch_sizes)
         self._seed, self._shuffle, self._last = seed, shuffle, last
         pairs = zip(self._members, self._sizes, strict=True)
         self._ends = np.cumsum([_count(len(members), size, last) for members, size in pairs])
@@ -113,30 +115,34 @@ class Bucketed:
         self.steps = None if epochs is None else epochs * int(self._ends[-1])
 
     def sizes(self, step: int, count: int) -> list[int]:
-        return [len(self._batch(at)[1]) for at in range(step, step + count)]
+        places = (self._place(at) for at in range(step, step + count))
+        return [stop - start for _, _, start, stop in places]
 
     def indices(self, step: int, count: int) -> np.ndarray:
-        return np.concatenate([self._batch(at)[1] for at in range(step, step + count)])
+        return np.concatenate([self._batch(at) for at in range(step, step + count)])
 
     def length(self, step: int) -> int | None:
-        return self._bounds[self._batch(step)[0]]
+        return self._bounds[self._place(step)[1]]
 
     def is_whole(self, count: int) -> bool:
         pairs = zip(self._members, self._sizes, strict=True)
         return self._last == "drop" or all(len(members) % size % count == 0 for members, size in pairs)
 
-    def _batch(self, step: int) -> tuple[int, np.ndarray]:
-        """The bucket that a step's batch is taken from, and its examples."""
+    def _place(self, step: int) -> tuple[int, int, int, int]:
+        """The epoch of a step, the bucket that its batch is taken from, and which of its examples."""
         epoch, number = divmod(step, int(self._ends[-1]))
         if self._shuffle:
             number = int(permute(np.array([number]), int(self._ends[-1]), (self._seed, epoch))[0])
         bucket = int(np.searchsorted(self._ends, number, "right"))
-        members, size = self._members[bucket], self._sizes[bucket]
-        first = (number - (int(self._ends[bucket - 1]) if bucket else 0)) * size
-        places = np.arange(first, min(first + size, len(members)))
+        start = (number - (int(self._ends[bucket - 1]) if bucket else 0)) * self._sizes[bucket]
+        return epoch, bucket, start, min(start + self._sizes[bucket], len(self._members[bucket]))
+
+    def _batch(self, step: int) -> np.ndarray:
+        epoch, bucket, start, stop = self._place(step)
+        places = np.arange(start, stop)
         if self._shuffle:
-            places = permute(places, len(members), (self._seed, epoch, bucket + 1))
-        return bucket, members[places]
+            places = permute(places, len(self._members[bucket]), (self._seed, epoch, bucket + 1))
+        return self._members[bucket][places]
 
 
 def _count(examples: int, size: int, last: Last) -> int:

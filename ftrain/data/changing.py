@@ -40,10 +40,13 @@ class MapSource:
     def read(self, indices: np.ndarray) -> Batch:
         batch, name = self.source.read(indices), name_of(self.function)
         if not self.each:
-            made = _call(self.function, batch, f"a batch of {describe(self.source)}")
+            made = call(self.function, batch, place=lambda: f"a batch of {describe(self.source)}")
             return check_batch(made, len(indices), name)
-        places = (where(self.source, int(index)) for index in indices)
-        return join([_call(self.function, *pair) for pair in zip(split(batch), places, strict=True)], name)
+        made = [
+            call(self.function, example, place=functools.partial(where, self.source, int(index)))
+            for example, index in zip(split(batch), indices, strict=True)
+        ]
+        return join(made, name)
 
 
 class FilterSource:
@@ -76,7 +79,7 @@ class FilterSource:
 
     def _kept_of(self, indices: np.ndarray) -> np.ndarray:
         place = f"the examples from {indices[0]} to {indices[-1]} of {describe(self.source)}"
-        truths = np.asarray(_call(self.keep, self.source.read(indices), place))
+        truths = np.asarray(call(self.keep, self.source.read(indices), place=lambda: place))
         if truths.dtype != bool or truths.shape != indices.shape:
             raise ValueError(
                 f"{name_of(self.keep)} should answer with {len(indices)} truths, got {truths.dtype}{list(truths.shape)}"
@@ -102,9 +105,10 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 
-def _call(function: Callable[[Any], Any], value: Any, place: str) -> Any:
+def call(function: Callable[..., Any], *arguments: Any, place: Callable[[], str]) -> Any:
+    """What the function makes; an error tells which one it was, and what it was given."""
     try:
-        return function(value)
+        return function(*arguments)
     except Exception as error:
-        error.add_note(f"raised by {name_of(function)}, given {place}")
+        error.add_note(f"raised by {name_of(function)}, given {place()}")
         raise

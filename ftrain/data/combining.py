@@ -6,7 +6,7 @@ import numpy as np
 
 from ftrain.data.order import order_of
 from ftrain.data.permutation import permute
-from ftrain.data.source import Batch, Source, describe, to_objects, where
+from ftrain.data.source import Batch, Source, describe, settle, to_objects, where
 
 _PERIOD = 10_000  # draws after which a mixture has its weights exactly, as far as they are multiples of 1 / _PERIOD
 
@@ -40,6 +40,8 @@ class ConcatSource:
             self.sources[part].read(indices[inside] - self._starts[part])
             for part, inside in zip(chosen, rows, strict=True)
         ]
+        if not batches:  # no index, so no part knows of any
+            return self.sources[0].read(indices)
         if len(batches) == 1:
             return batches[0]
         self._check_alike(chosen, batches)
@@ -55,10 +57,10 @@ class ConcatSource:
         for part, other in zip(chosen[1:], others, strict=True):
             for name in first.keys() | other.keys():
                 found, wanted = _form(other, name), _form(first, name)
-                if found != wanted:
+                if found != wanted and "objects" not in (found, wanted):  # those may be of any length
                     raise ValueError(
-                        f"{describe(self.sources[part])} has {name} {found}, "
-                        f"but {describe(self.sources[chosen[0]])} has it {wanted}; make them alike with a MapSource"
+                        f"{describe(self.sources[part])} has {name} as {found}, "
+                        f"but {describe(self.sources[chosen[0]])} has it as {wanted}; make them alike with a MapSource"
                     )
 
 
@@ -66,7 +68,7 @@ class MixSource(ConcatSource):
     """Sources mixed by weights; each goes through epochs of its own, as often as its weight asks for.
 
     Of every 10,000 draws, in an order that the seed chooses, each source has its share, rounded to whole draws (and at
-    least one). What is called an epoch of the mixture are as many draws as there are examples in all sources together.
+    least one). An epoch of the mixture is as many draws as there are examples in all sources together.
     """
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
@@ -75,6 +77,8 @@ class MixSource(ConcatSource):
             raise ValueError(f"there are {len(self.sources)} sources, but {len(weights)} weights")
         if not all(np.isfinite(weight) and weight > 0 for weight in weights):
             raise ValueError(f"weights must be finite and > 0, got {list(weights)}")
+        if len(weights) > _PERIOD // 10:
+            raise ValueError(f"at most {_PERIOD // 10} sources can be mixed, got {len(weights)}")
         self.quotas = _quotas(np.asarray(weights, float))
 
     def order(self, positions: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
@@ -118,12 +122,12 @@ def _quotas(weights: np.ndarray) -> np.ndarray:
 
 def _form(batch: Batch, name: str) -> str:
     if name not in batch:
-        return "not at all"
+        return "nothing"
     array = batch[name]
-    return "as objects" if array.dtype == object else f"as {array.dtype}{list(array.shape[1:])}"
+    return "objects" if array.dtype.hasobject else f"{array.dtype}{list(array.shape[1:])}"
 
 
 def _join(arrays: list[np.ndarray]) -> np.ndarray:
-    if arrays[0].dtype == object:
-        return to_objects([value for array in arrays for value in array])
+    if any(array.dtype.hasobject for array in arrays):
+        return settle(to_objects([value for array in arrays for value in array]))
     return np.concatenate(arrays)

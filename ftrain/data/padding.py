@@ -52,11 +52,13 @@ def _pad_feature(name: str, column: np.ndarray, pad: Pad, bucket: int | None) ->
     length = pad.length or bucket or -(-longest // pad.multiple) * pad.multiple
     if longest > length and not pad.truncate:
         raise ValueError(f"feature {name} has {longest} values, wanted at most {length}; truncate=True would cut it")
-    shapes = {row.shape[1:] for row in rows if len(row)} or {()}
+    # An empty list says nothing of its values, unless all of them are empty.
+    shapes = {row.shape[1:] for row in rows if len(row)} or {max((row.shape[1:] for row in rows), key=len)}
     if len(shapes) > 1:
         raise ValueError(f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}")
     dtype = np.result_type(*(row for row in rows if len(row))) if lengths.any() else rows[0].dtype
     whole = np.full((len(rows), length, *shapes.pop()), pad.value, dtype)
     for at, row in enumerate(rows):
-        whole[at, : len(row)] = row[:length]
+        if len(row):
+            whole[at, : len(row)] = row[:length]
     return {name: whole} | ({pad.lengths: np.minimum(lengths, length)} if pad.lengths else {})

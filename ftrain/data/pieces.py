@@ -49,12 +49,13 @@ def pieces(
     lengths: Iterator[int],
     put: Put | None = None,
     shapes: ShapeWatch | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[Piece]]:
-    """The input from step `start` on, in pieces of the given lengths, several of them at a time."""
+    """The input from step `start` on, in pieces of the given lengths, several at a time, until it is `stopped`."""
     watch = shapes or ShapeWatch()
-    expected = isinstance(data, Pipeline) and data.has_shapes
+    expected = isinstance(data, Pipeline) and data.has_several_shapes
     if isinstance(data, Pipeline):
-        made = _from_pipeline(data, start, lengths, watch)
+        made = _from_pipeline(data, start, lengths, watch, stopped)
     else:
         made = _from_batches(data, start, lengths, watch)
     step = start
@@ -71,12 +72,14 @@ def pieces(
         yield ready
 
 
-def _from_pipeline(pipeline: Pipeline, step: int, lengths: Iterator[int], watch: ShapeWatch) -> Iterator[_Several]:
+def _from_pipeline(
+    pipeline: Pipeline, step: int, lengths: Iterator[int], watch: ShapeWatch, stopped: Callable[[], bool]
+) -> Iterator[_Several]:
     """Single steps are read several at a time, and the steps of a piece together: a large read is cheaper than many."""
     chunk = _Chunk()
-    for done in read_ahead(pipeline, _orders(pipeline, step, lengths, chunk)):
+    for done in read_ahead(pipeline, _orders(pipeline, step, lengths, chunk), stopped):
         chunk.adapt(done)
-        yield _pieces_of(done, watch, pipeline.has_shapes)
+        yield _pieces_of(done, watch, pipeline.has_several_shapes)
 
 
 def _orders(pipeline: Pipeline, step: int, lengths: Iterator[int], chunk: "_Chunk") -> Iterator[Read]:
@@ -111,7 +114,7 @@ class _Chunk:
 
 def _pieces_of(done: Done, watch: ShapeWatch, expected: bool) -> _Several:
     order = done.order
-    if len(done.batches) < order.count:
+    if done.is_stacked:
         return [(order.count, done.batches[0])]
     if not order.stacked:
         return [(1, batch) for batch in done.batches]

@@ -1,5 +1,6 @@
 """The pipeline: batch = f(seed, step), whoever asks, in whatever order."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
@@ -8,10 +9,10 @@ import numpy as np
 
 from ftrain.coordination import EndOfData
 from ftrain.data.batching import Batching, Bucketed, Buckets, Consecutive, Last
-from ftrain.data.changing import Example, join, name_of, split
+from ftrain.data.changing import Example, call, join, name_of, split
 from ftrain.data.combining import check_plain
 from ftrain.data.padding import Pad, pad_batch
-from ftrain.data.source import Batch, Source, describe, settle, where
+from ftrain.data.source import Batch, Source, check_batch, describe, settle, where
 
 Transform = Callable[[Example, np.random.Generator], Example]
 
@@ -65,7 +66,7 @@ class Pipeline:
         self._check_shards(buckets)
         has_lengths = all(pad.length is not None for pad in self.pad.values())
         self.is_uniform: bool = self._batching.is_uniform and has_lengths
-        self.has_shapes = not self._batching.is_uniform  # several, as was asked for
+        self.has_several_shapes = not self._batching.is_uniform  # as was asked for
 
     def batch(self, step: int) -> Batch:
         """This process's part of the batch that step number `step`, counted from 0, trains on."""
@@ -126,6 +127,8 @@ class Pipeline:
         indices = self.indices(step, count)
         try:
             batch = self.source.read(indices)
+            if any([len(array) != len(indices) for array in batch.values()]):  # noqa: C419 - quicker than a generator
+                check_batch(batch, len(indices), describe(self.source))
             return batch if self.transform is None else self._transformed(batch, indices, step, count)
         except Exception as error:
             steps = f"step {step + 1}" if count == 1 else f"the steps from {step + 1} to {step + count}"
@@ -134,13 +137,10 @@ class Pipeline:
 
     def _transformed(self, batch: Batch, indices: np.ndarray, step: int, count: int) -> Batch:
         assert self.transform is not None
-        made: list[Example] = []
-        for example, index, rng in zip(split(batch), indices, self._generators(step, count), strict=True):
-            try:
-                made.append(self.transform(example, rng))
-            except Exception as error:
-                error.add_note(f"raised by {name_of(self.transform)}, given {where(self.source, int(index))}")
-                raise
+        made = [
+            call(self.transform, example, rng, place=functools.partial(where, self.source, int(index)))
+            for example, index, rng in zip(split(batch), indices, self._generators(step, count), strict=True)
+        ]
         return join(made, name_of(self.transform))
 
     def _generators(self, step: int, count: int) -> Iterator[np.random.Generator]:
@@ -153,7 +153,8 @@ class Pipeline:
         count = self.shard_count
         if not 0 <= self.shard_index < count:
             raise ValueError(f"shard_index must be in [0, {count}), got {self.shard_index}")
-        for size in (self.batch_size,) if buckets is None else buckets.batch_sizes or (self.batch_size,):
+        sizes = None if buckets is None else buckets.batch_sizes
+        for size in (self.batch_size,) if sizes is None else sizes:
             if size % count:
                 raise ValueError(f"batch_size {size} does not divide over {count} processes")
         if count == 1:

@@ -15,6 +15,7 @@ from ftrain.data.pipeline import Pipeline
 from ftrain.data.shapes import ShapeWatch
 
 DEPTH = 4  # lists of items that wait, ready, ahead of use
+GRACE = 10.0  # seconds in which a read that is under way may end when nobody wants it any more
 _POLL = 0.2  # seconds between two looks at whether to go on waiting
 LARGE = 32 << 20  # bytes of a list, of which only two wait
 T = TypeVar("T")
@@ -26,8 +27,9 @@ def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Iterator[Any]":
     A pipeline is asked for exactly those steps. A plain iterable cannot be: it gives whatever it yields next, so a
     resumed run sees other batches than the first one did.
     """
-    made = pieces(check_data(data), start, itertools.repeat(1))
-    return Prefetcher([piece.batch for piece in several] for several in made)
+    closed = threading.Event()
+    made = pieces(check_data(data), start, itertools.repeat(1), stopped=closed.is_set)
+    return Prefetcher(([piece.batch for piece in several] for several in made), closed=closed)
 
 
 def feed_pieces(
@@ -40,7 +42,9 @@ def feed_pieces(
     stop: Callable[[], bool] = lambda: False,
 ) -> "Prefetcher[Piece]":
     """As `feed`, for calls that take several steps each."""
-    return Prefetcher(pieces(check_data(data), start, lengths, put, shapes), stop=stop)
+    closed = threading.Event()
+    made = pieces(check_data(data), start, lengths, put, shapes, stopped=closed.is_set)
+    return Prefetcher(made, stop=stop, closed=closed)
 
 
 def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
@@ -56,11 +60,19 @@ class Prefetcher(Generic[T]):
 
     The thread makes lists until `depth` of them wait, and goes on when half of those are used up: it wakes up less
     often than items are taken. What the iterator raises is raised by `next` here, after the items that came before it.
-    While `next` waits it asks `stop` whether to go on waiting; if not, it raises EndOfData.
+    While `next` waits it asks `stop` whether to go on waiting; if not, it raises EndOfData. `close` sets `closed`, for
+    the iterator to look at.
     """
 
-    def __init__(self, lists: Iterator[list[T]], depth: int = DEPTH, stop: Callable[[], bool] = lambda: False):
+    def __init__(
+        self,
+        lists: Iterator[list[T]],
+        depth: int = DEPTH,
+        stop: Callable[[], bool] = lambda: False,
+        closed: threading.Event | None = None,
+    ):
         self._lists, self._depth, self._stop = lists, depth, stop
+        self._closed = closed or threading.Event()
         self._ready: deque[list[T]] = deque()
         self._changed = threading.Condition()
         self._is_full = False
@@ -89,13 +101,14 @@ class Prefetcher(Generic[T]):
 
     def close(self) -> None:
         """End the thread; it is gone when this returns, unless a read of the source hangs."""
+        self._closed.set()
         self._coordinator.request_stop()
         with self._changed:
             self._items = iter(())
             self._ready.clear()
             self._changed.notify_all()
         with suppress(Exception):  # of items that nobody has asked for
-            self._coordinator.join(stop_grace_period_secs=10, ignore_live_threads=True)
+            self._coordinator.join(stop_grace_period_secs=GRACE, ignore_live_threads=True)
         with suppress(ValueError):  # of a read that hangs
             if isinstance(self._lists, Generator):
                 self._lists.close()  # with the threads or processes that it has read by

@@ -127,11 +127,12 @@ class _Decoder:
     """Bytes of records to a batch, by a spec."""
 
     def __init__(self, spec: Spec | None, sequence: Lists | None):
-        for name, entry in {**(spec or {}), **(sequence or {})}.items():
+        for name, entry in [*(spec or {}).items(), *(sequence or {}).items()]:
             _check_alone(name, entry)
         for name, entry in (sequence or {}).items():
             if isinstance(entry, Fixed):
                 raise ValueError(f"{name} has steps of one shape: write Steps({entry}, length=...), or Ragged")
+        _check_outputs(spec or {}, sequence or {})
         self._spec, self._sequence = spec, sequence
         self._parser = ExampleParser(spec or {})
 
@@ -140,6 +141,14 @@ class _Decoder:
             context, lists = parse_sequence_examples(records, self._spec or {}, self._sequence, where=where)
             return context | lists
         return {"record": to_objects(records)} if self._spec is None else self._parser(records, where=where)
+
+
+def _check_outputs(spec: Spec, sequence: Lists) -> None:
+    entries = [*spec.items(), *sequence.items()]
+    made = [output for name, entry in entries for output in entry.outputs(name)]
+    twice = [output for output in made if made.count(output) > 1]
+    if twice:
+        raise ValueError(f"spec and sequence both give {twice[0]}; give lengths another name, or leave one out")
 
 
 def _check_alone(name: str, entry: Any) -> None:

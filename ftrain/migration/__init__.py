@@ -26,7 +26,7 @@ def find(name: str) -> tuple[str, Counterpart]:
 
 
 def _shorten(name: str) -> str:
-    for module in ("tf.", "compat.v1.", "train."):
+    for module in ("tf.", "compat.v1.", "train.", "io.", "python_io.", "image.", "queue_runner."):
         name = name.removeprefix(module)
     return name
 

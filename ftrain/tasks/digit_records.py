@@ -1,7 +1,7 @@
 """The digits as record files, written on first use."""
 
-import os
 import shutil
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +27,13 @@ def scale(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _write(home: Path, images: np.ndarray, labels: np.ndarray) -> None:
     """Write elsewhere first: the directory appears all at once, whoever else is at it too."""
-    aside = home.with_name(f"{home.name}.{os.getpid()}")
+    aside = home.with_name(f"{home.name}.{uuid.uuid4().hex}")
     with RecordWriter(aside / "train.tfrecord", shard_records=SHARD) as writer:
         for image, label in zip((images * 16).astype(np.uint8), labels, strict=True):
             writer.write(encode_example({"image": image.tobytes(), "label": label}))
     try:
         aside.rename(home)
-    except OSError:  # another process was first
+    except OSError:
         shutil.rmtree(aside)
+        if not home.exists():  # else another process was first
+            raise

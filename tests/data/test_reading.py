@@ -77,9 +77,41 @@ def test_an_error_arrives_with_the_source_and_the_example(options):
 
 def test_a_worker_that_dies_is_told(pipeline):
     batches = feed(make(pipeline, transform=slow_transforms.die, workers=1))
-    with pytest.raises(RuntimeError, match=r"a worker process that read from ArraySource\(x, y\) is gone"):
+    with pytest.raises(RuntimeError, match=r"that read from ArraySource\(x, y\) is gone \(exit code 1\)"):
         next(batches)
     batches.close()
+
+
+def test_what_cannot_be_sent_to_a_worker_is_told(pipeline):
+    batches = feed(make(pipeline, transform=lambda example, rng: example, workers=1))
+    with pytest.raises(TypeError, match=r"ArraySource\(x, y\) cannot be sent to a worker process: .*no lambdas"):
+        next(batches)
+    batches.close()
+
+
+@pytest.mark.parametrize("options", ["threads=1", "threads=2", "workers=1"])
+def test_a_read_that_hangs_does_not_keep_the_process(tmp_path, options):
+    program = tmp_path / "hanging.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import numpy as np
+            import slow_transforms
+            from ftrain.data import ArraySource, Pipeline, feed, prefetch
+
+            if __name__ == "__main__":
+                source = ArraySource({{"x": np.zeros((64, 3))}})
+                prefetch.GRACE = 0.5
+                batches = feed(Pipeline(source, batch_size=8, {options}, transform=slow_transforms.hang))
+                batches.close()
+                print("closed", flush=True)
+            """
+        )
+    )
+    ran = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(FOLDER)}
+    )
+    assert ran.stdout == "closed\n", ran.stderr
 
 
 def test_threads_read_no_further_than_they_may():

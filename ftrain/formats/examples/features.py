@@ -67,7 +67,7 @@ class Fixed:
         if missing is not None and np.count_nonzero(missing):
             filled = np.empty((len(missing), size), dtype)
             filled[missing] = self._filling().reshape(size)
-            filled[~missing] = values.reshape(-1, size)
+            filled[~missing] = values.reshape(np.count_nonzero(~missing), size)
             values = filled
         return {name: values.reshape(len(wrong), *self.shape)}
 

@@ -29,7 +29,7 @@ class DamagedRecordError(ValueError):
 
     # An exception is rebuilt from its arguments when it passes from one process to another.
     def __reduce__(self) -> tuple:
-        return _rebuild_error, (self.path, self.number, self.offset, self.reason, self.uncompressed)
+        return _rebuild_error, (self.path, self.number, self.offset, self.reason, self.uncompressed), vars(self)
 
 
 def frame_record(data: bytes) -> bytes:

@@ -6,6 +6,7 @@ with RecordWriter("train.tfrecord", shard_records=10_000) as writer:
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
@@ -75,7 +76,8 @@ class RecordWriter:
     def discard(self) -> None:
         """Gives up: what was written goes, and what was there before stays."""
         self._closed = True
-        self._file.close()
+        with suppress(OSError):  # of a disk that is full: it would be written to once more
+            self._file.close()
         self._names.remove_unfinished()
 
     def __enter__(self) -> Self:
