@@ -100,49 +100,95 @@ class Buckets:
 
 
 class Bucketed:
-    """Batches of buckets. In each epoch each bucket is a permutation of its own, and so are the batches of all."""
+    """Batches of buckets. Each bucket is a stream of epochs of its own, cut into batches without a gap.
+
+    In an epoch come those batches that are full by its end, in an order of the epoch's own. What is left over begins
+    the bucket's next batch, in a later epoch: a bucket with fewer examples than a batch has one every few epochs.
+    """
 
     is_uniform = False
 
     def __init__(self, buckets: Buckets, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last):
         self._members, self._bounds = buckets.members(), list(buckets.boundaries)
         self._sizes = [size] * len(self._bounds) if buckets.batch_sizes is None else list(buckets.batch_sizes)
-        self._seed, self._shuffle, self._last = seed, shuffle, last
-        pairs = zip(self._members, self._sizes, strict=True)
-        self._ends = np.cumsum([_count(len(members), size, last) for members, size in pairs])
-        if not self._ends[-1]:
-            raise ValueError(f"no bucket has a full batch: they have {[len(m) for m in self._members]} examples")
-        self.steps = None if epochs is None else epochs * int(self._ends[-1])
+        self._counts = [len(members) for members in self._members]
+        if not any(self._counts):
+            raise ValueError(f"no example is in a bucket; boundaries are {self._bounds}")
+        self._seed, self._shuffle, self._epochs = seed, shuffle, epochs
+        self._orders = [
+            Ordering(_Count(count), _bucket_seed(seed, bucket), shuffle, size)
+            for bucket, (count, size) in enumerate(zip(self._counts, self._sizes, strict=True))
+        ]
+        left_over = [bucket for bucket in range(len(self._bounds)) if self._left_over(bucket)]
+        self._kept = left_over if last == "keep" else []
+        self.steps = None if epochs is None else self._before(epochs) + len(self._kept)
 
     def sizes(self, step: int, count: int) -> list[int]:
-        places = (self._place(at) for at in range(step, step + count))
-        return [stop - start for _, _, start, stop in places]
+        return [stop - start for _, start, stop in map(self._place, range(step, step + count))]
 
     def indices(self, step: int, count: int) -> np.ndarray:
         return np.concatenate([self._batch(at) for at in range(step, step + count)])
 
     def length(self, step: int) -> int | None:
-        return self._bounds[self._place(step)[1]]
+        return self._bounds[self._place(step)[0]]
 
     def is_whole(self, count: int) -> bool:
-        pairs = zip(self._members, self._sizes, strict=True)
-        return self._last == "drop" or all(len(members) % size % count == 0 for members, size in pairs)
-
-    def _place(self, step: int) -> tuple[int, int, int, int]:
-        """The epoch of a step, the bucket that its batch is taken from, and which of its examples."""
-        epoch, number = divmod(step, int(self._ends[-1]))
-        if self._shuffle:
-            number = int(permute(np.array([number]), int(self._ends[-1]), (self._seed, epoch))[0])
-        bucket = int(np.searchsorted(self._ends, number, "right"))
-        start = (number - (int(self._ends[bucket - 1]) if bucket else 0)) * self._sizes[bucket]
-        return epoch, bucket, start, min(start + self._sizes[bucket], len(self._members[bucket]))
+        return all(self._left_over(bucket) % count == 0 for bucket in self._kept)
 
     def _batch(self, step: int) -> np.ndarray:
-        epoch, bucket, start, stop = self._place(step)
-        places = np.arange(start, stop)
+        bucket, start, stop = self._place(step)
+        return self._members[bucket][self._orders[bucket].indices(start, stop)]
+
+    def _place(self, step: int) -> tuple[int, int, int]:
+        """The bucket that a step's batch is taken from, and where in the bucket's stream."""
+        if self.steps is not None and step >= self.steps - len(self._kept):  # the last ones, which are not full
+            bucket = self._kept[step - self.steps + len(self._kept)]
+            stop = self._counts[bucket] * (self._epochs or 0)
+            return bucket, stop - self._left_over(bucket), stop
+        epoch = self._epoch(step)
+        firsts = self._batches(epoch)
+        ends = np.cumsum([after - first for first, after in zip(firsts, self._batches(epoch + 1), strict=True)])
+        number = step - self._before(epoch)
         if self._shuffle:
-            places = permute(places, len(self._members[bucket]), (self._seed, epoch, bucket + 1))
-        return self._members[bucket][places]
+            number = int(permute(np.array([number]), int(ends[-1]), (self._seed, epoch))[0])
+        bucket = int(np.searchsorted(ends, number, "right"))
+        first = firsts[bucket] + number - (int(ends[bucket - 1]) if bucket else 0)
+        return bucket, first * self._sizes[bucket], (first + 1) * self._sizes[bucket]
+
+    def _epoch(self, step: int) -> int:
+        """The epoch of a step: the last one with no more than so many batches before it."""
+        low, high = 0, 1
+        while self._before(high) <= step:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._before(middle) <= step else (low, middle)
+        return low
+
+    def _before(self, epoch: int) -> int:
+        """The number of batches before an epoch."""
+        return sum(self._batches(epoch))
+
+    def _batches(self, epoch: int) -> list[int]:
+        """How many each bucket has filled before an epoch."""
+        return [epoch * count // size for count, size in zip(self._counts, self._sizes, strict=True)]
+
+    def _left_over(self, bucket: int) -> int:
+        return (self._epochs or 0) * self._counts[bucket] % self._sizes[bucket]
+
+
+class _Count:
+    """A length, for an order of numbers."""
+
+    def __init__(self, length: int):
+        self._length = max(length, 1)
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _bucket_seed(seed: int, bucket: int) -> int:
+    return int(np.random.SeedSequence((seed, bucket)).generate_state(1)[0])
 
 
 def _count(examples: int, size: int, last: Last) -> int:
@@ -156,5 +202,7 @@ def example_lengths(source: Source, feature: str, *, chunk: int = 1024) -> np.nd
         rows = source.read(np.arange(at, min(at + chunk, len(source))))
         if feature not in rows:
             raise ValueError(f"there is no feature {feature} to measure; there are {', '.join(rows)}")
+        if np.ndim(rows[feature]) == 1 and not rows[feature].dtype.hasobject:
+            raise ValueError(f"feature {feature} has no length: it holds single values, such as {rows[feature][0]!r}")
         lengths[at : at + chunk] = [len(row) for row in rows[feature]]
     return lengths

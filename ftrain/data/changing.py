@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,9 @@ def split(batch: Batch) -> list[Example]:
 
 def join(examples: list[Example], maker: str) -> Batch:
     """A batch of examples; features of unequal shapes become arrays of objects."""
+    for example in examples:
+        if not isinstance(example, Mapping):
+            raise TypeError(f"{maker} should answer with a dict of values, got {type(example).__name__}")
     names = examples[0].keys() if examples else ()
     for example in itertools.islice(examples, 1, None):
         if example.keys() != names:

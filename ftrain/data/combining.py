@@ -1,5 +1,6 @@
 """Combining: several sources read as one, one behind the other or mixed by weights."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ class ConcatSource:
             raise ValueError(f"{type(self).__name__} needs at least one source")
         self._check_parts()
         self._starts = np.cumsum([0, *map(len, self.sources)])
+        filled = [number for number, source in enumerate(self.sources) if len(source)]
+        self._check_alike(filled, [self.sources[number].read(np.array([0])) for number in filled])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -53,8 +56,8 @@ class ConcatSource:
             check_plain(source, "ConcatSource")
 
     def _check_alike(self, chosen: list[int], batches: list[Batch]) -> None:
-        first, *others = batches
-        for part, other in zip(chosen[1:], others, strict=True):
+        first = batches[0] if batches else {}
+        for part, other in zip(chosen[1:], batches[1:], strict=True):
             for name in first.keys() | other.keys():
                 found, wanted = _form(other, name), _form(first, name)
                 if found != wanted and "objects" not in (found, wanted):  # those may be of any length
@@ -67,8 +70,9 @@ class ConcatSource:
 class MixSource(ConcatSource):
     """Sources mixed by weights; each goes through epochs of its own, as often as its weight asks for.
 
-    Of every 10,000 draws, in an order that the seed chooses, each source has its share, rounded to whole draws (and at
-    least one). An epoch of the mixture is as many draws as there are examples in all sources together.
+    Of every 10,000 draws each source has its share, rounded to whole draws (and at least one); the seed chooses which
+    draws those are, also if the sources themselves are not shuffled. An epoch of the mixture is as many draws as there
+    are examples in all sources together.
     """
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
@@ -83,13 +87,13 @@ class MixSource(ConcatSource):
 
     def order(self, positions: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
         periods, draws = np.divmod(positions, _PERIOD)
+        parts, own = np.empty_like(draws), np.empty_like(draws)
         for period in np.unique(periods).tolist():
             inside = periods == period
-            draws[inside] = permute(draws[inside], _PERIOD, (seed, period, _PERIOD))
-        ends = np.cumsum(self.quotas)
-        parts = np.searchsorted(ends, draws, "right")
-        # The draws of a part in this period, and those of the periods before, number its own positions.
-        own = periods * self.quotas[parts] + draws - (ends - self.quotas)[parts]
+            chosen, ranks = _draw_period(tuple(self.quotas.tolist()), (seed, period, _PERIOD))
+            parts[inside] = chosen[draws[inside]]
+            own[inside] = ranks[draws[inside]]
+        own += periods * self.quotas[parts]  # what its parts were asked for in the periods before
         indices = np.empty_like(own)
         for part in np.unique(parts).tolist():
             inside = parts == part
@@ -103,10 +107,23 @@ class MixSource(ConcatSource):
                 raise ValueError(f"{describe(source)} has no examples to mix in")
 
 
+@functools.lru_cache(maxsize=8)
+def _draw_period(quotas: tuple[int, ...], key: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Which part each draw of a period goes to, and how many draws before it in the period went there."""
+    parts = np.repeat(np.arange(len(quotas)), quotas)[permute(np.arange(_PERIOD), _PERIOD, key)]
+    by_part = np.argsort(parts, kind="stable")
+    ranks = np.empty_like(parts)
+    ranks[by_part] = np.arange(_PERIOD) - np.repeat(np.cumsum(quotas) - quotas, quotas)
+    return parts, ranks
+
+
 def check_plain(source: Source, user: str) -> None:
     """Whoever chooses among examples by index would lose the order that a mixture gives them."""
     if hasattr(source, "order"):
-        raise TypeError(f"a {user} cannot be made of {describe(source)}, whose weights would be lost: mix it last")
+        raise TypeError(
+            f"a {user} cannot be made of {describe(source)}, whose weights would be lost: make it of each part, and "
+            "mix those"
+        )
 
 
 def _quotas(weights: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Padding: features of unequal lengths become arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,17 +32,32 @@ class Pad:
             raise ValueError(f"multiple must be >= 1, got {self.multiple}")
 
 
-def pad_batch(batch: Batch, pads: Mapping[str, Pad], bucket: int | None = None) -> Batch:
-    """The batch with each feature that `pads` names padded; `bucket` is the length of those that tell none."""
+def check_pads(pads: Mapping[str, Pad]) -> None:
+    for name, pad in pads.items():
+        if not isinstance(pad, Pad):
+            raise TypeError(f"pad={{{name!r}: {pad!r}}} is no Pad; write Pad({pad!r})")
+        if pad.lengths in pads:
+            raise ValueError(f"the lengths of {name} would take the place of the feature {pad.lengths}")
+
+
+def pad_batch(
+    batch: Batch, pads: Mapping[str, Pad], bucket: int | None = None, where: Callable[[int], str] | None = None
+) -> Batch:
+    """The batch with each feature that `pads` names padded; `bucket` is the length of those that tell none.
+
+    `where` names a row of the batch in messages.
+    """
     padded = dict(batch)
     for name, pad in pads.items():
         if name not in batch:
             raise ValueError(f"there is no feature {name} to pad; there are {', '.join(batch)}")
-        padded |= _pad_feature(name, batch[name], pad, bucket)
+        if pad.lengths in batch:
+            raise ValueError(f"the lengths of {name} would take the place of the feature {pad.lengths}")
+        padded |= _pad_feature(name, batch[name], pad, bucket, where or (lambda row: f"row {row}"))
     return padded
 
 
-def _pad_feature(name: str, column: np.ndarray, pad: Pad, bucket: int | None) -> Batch:
+def _pad_feature(name: str, column: np.ndarray, pad: Pad, bucket: int | None, where: Callable[[int], str]) -> Batch:
     rows = [np.asarray(row) for row in column]
     scalars = [row for row in rows if row.ndim == 0]
     if scalars:
@@ -51,14 +66,26 @@ def _pad_feature(name: str, column: np.ndarray, pad: Pad, bucket: int | None) ->
     longest = int(lengths.max(initial=1))
     length = pad.length or bucket or -(-longest // pad.multiple) * pad.multiple
     if longest > length and not pad.truncate:
-        raise ValueError(f"feature {name} has {longest} values, wanted at most {length}; truncate=True would cut it")
+        place = where(int(lengths.argmax()))
+        raise ValueError(f"{place}: {name} has {longest} values, wanted at most {length}; Pad(truncate=True) cuts it")
     # An empty list says nothing of its values, unless all of them are empty.
     shapes = {row.shape[1:] for row in rows if len(row)} or {max((row.shape[1:] for row in rows), key=len)}
     if len(shapes) > 1:
         raise ValueError(f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}")
     dtype = np.result_type(*(row for row in rows if len(row))) if lengths.any() else rows[0].dtype
-    whole = np.full((len(rows), length, *shapes.pop()), pad.value, dtype)
+    whole = np.full((len(rows), length, *shapes.pop()), _value(name, pad.value, dtype), dtype)
     for at, row in enumerate(rows):
         if len(row):
             whole[at, : len(row)] = row[:length]
     return {name: whole} | ({pad.lengths: np.minimum(lengths, length)} if pad.lengths else {})
+
+
+def _value(name: str, value: Any, dtype: np.dtype) -> Any:
+    """What is padded with, if it is a value of the dtype."""
+    if dtype.kind in "iu" and (not np.isfinite(value) or value != np.floor(value) or not _fits(value, dtype)):
+        raise ValueError(f"{name} holds {dtype}, which cannot be padded with {value!r}")
+    return value
+
+
+def _fits(value: Any, dtype: np.dtype) -> bool:
+    return np.iinfo(dtype).min <= value <= np.iinfo(dtype).max

@@ -11,7 +11,7 @@ from ftrain.coordination import EndOfData
 from ftrain.data.batching import Batching, Bucketed, Buckets, Consecutive, Last
 from ftrain.data.changing import Example, call, join, name_of, split
 from ftrain.data.combining import check_plain
-from ftrain.data.padding import Pad, pad_batch
+from ftrain.data.padding import Pad, check_pads, pad_batch
 from ftrain.data.source import Batch, Source, check_batch, describe, settle, where
 
 Transform = Callable[[Example, np.random.Generator], Example]
@@ -56,6 +56,10 @@ class Pipeline:
         _check_at_least(0, seed=seed, workers=workers)
         if last not in get_args(Last):
             raise ValueError(f"last must be 'drop' or 'keep', got {last!r}")
+        if not (hasattr(source, "__len__") and hasattr(source, "read")):
+            hint = "; use ArraySource(arrays)" if isinstance(source, Mapping) else ""
+            raise TypeError(f"a source has a length and read(indices), {type(source).__name__} has not{hint}")
+        check_pads(pad or {})
         if not len(source):
             raise ValueError(f"{describe(source)} has no examples")
         self.source, self.batch_size, self.seed, self.shuffle, self.epochs = source, batch_size, seed, shuffle, epochs
@@ -68,22 +72,30 @@ class Pipeline:
         self.is_uniform: bool = self._batching.is_uniform and has_lengths
         self.has_several_shapes = not self._batching.is_uniform  # as was asked for
 
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches from the first step on; `feed` has a thread read ahead, and begins at any step."""
+        return map(self.batch, itertools.count() if self.steps is None else range(self.steps))
+
     def batch(self, step: int) -> Batch:
         """This process's part of the batch that step number `step`, counted from 0, trains on."""
         return self._finished(self._read(step, 1), step)
 
     def batches(self, step: int, count: int) -> Batch:
         """This process's part of `count` batches from `step` on, stacked along a new first axis, in one read."""
-        if self.is_uniform:
-            arrays = pad_batch(self._read(step, count), self.pad)
+        if self.is_uniform and not self.pad:
+            arrays = self._read(step, count)
             if not any(array.dtype.hasobject for array in arrays.values()):
                 return {name: array.reshape(count, -1, *array.shape[1:]) for name, array in arrays.items()}
-        several = self.split(step, count)
+            several = self._cut(arrays, step, count)
+        else:
+            several = self.split(step, count)
         return {name: np.stack([batch[name] for batch in several]) for name in several[0]}
 
     def split(self, step: int, count: int) -> list[Batch]:
         """As `batches`, each for itself: those of buckets have unequal shapes."""
-        arrays = self._read(step, count)
+        return self._cut(self._read(step, count), step, count)
+
+    def _cut(self, arrays: Batch, step: int, count: int) -> list[Batch]:
         sizes = [size // self.shard_count for size in self._batching.sizes(step, count)]
         bounds = enumerate(itertools.pairwise(itertools.accumulate(sizes, initial=0)), step)
         return [
@@ -117,7 +129,14 @@ class Pipeline:
     def _finished(self, batch: Batch, step: int) -> Batch:
         if any([array.dtype.hasobject for array in batch.values()]):  # noqa: C419 - a generator would take longer
             batch = {name: settle(array) for name, array in batch.items()}
-        return pad_batch(batch, self.pad, self._batching.length(step)) if self.pad else batch
+        if not self.pad:
+            return batch
+        return pad_batch(
+            batch,
+            self.pad,
+            self._batching.length(step),
+            where=lambda row: where(self.source, int(self.indices(step)[row])),
+        )
 
     def _share(self, indices: np.ndarray) -> np.ndarray:
         share = len(indices) // self.shard_count
@@ -179,7 +198,7 @@ def _batching(
         if len(buckets.lengths) != len(source):
             raise ValueError(f"there are {len(buckets.lengths)} lengths, but {len(source)} examples")
         return Bucketed(buckets, batch_size, seed, shuffle, epochs, last)
-    if batch_size > len(source):
+    if batch_size > len(source) and not (epochs is not None and last == "keep"):
         raise ValueError(f"batch_size {batch_size} is larger than the data, which has {len(source)} examples")
     return Consecutive(source, batch_size, seed, shuffle, epochs, last)
 

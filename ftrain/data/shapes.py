@@ -50,10 +50,11 @@ class ShapeWatch:
         phrases = ", ".join(f"{name} is {_show(form[name])}, it was {_show(first[name])}" for name in changed)
         if any(form[name][0] != first[name][0] for name in changed):
             raise ValueError(f"the batch of step {step} has other dtypes than the first one: {phrases}")
-        if not expected:
+        if not expected and len(self._forms) == 1:  # told once
             warnings.warn(
-                f"the batch of step {step} has another shape than the first one: {phrases}; every shape is compiled "
-                "anew: pad the batches, or leave the last one out",
+                f"the batch of step {step} has another shape than the first one: {phrases}; every new shape is "
+                "compiled anew: pad to one length, Pad(64), or to few, Pad(multiple=64) or Buckets; or leave the last "
+                "batch out",
                 stacklevel=2,
             )
 
@@ -63,16 +64,16 @@ def check_numbers(batch: Any) -> Any:
     for path, leaf in jax.tree.leaves_with_path(batch):
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufcV":  # V: bfloat16 and its like
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise TypeError(
-                f"{name} holds {_contents(leaf)}, which no device takes: pad it, Pipeline(..., pad={{{name!r}: Pad()}})"
-                ", or decode it or leave it out, MapSource(source, function)"
-            )
+            raise TypeError(f"{name} holds {_contents(leaf, name)}")
     return batch
 
 
-def _contents(array: np.ndarray) -> str:
+def _contents(array: np.ndarray, name: str) -> str:
     first = array.flat[0] if array.size else None
-    return "arrays of unequal shapes" if isinstance(first, np.ndarray) else f"{type(first).__name__} objects"
+    if isinstance(first, np.ndarray | list):
+        return f"arrays of unequal shapes, which no device takes: Pipeline(..., pad={{{name!r}: Pad()}}) pads them"
+    kind = type(first).__name__ if array.dtype.hasobject else array.dtype
+    return f"{kind}, which no device takes: leave it out of the spec, or decode it, MapSource(source, function)"
 
 
 def _quick_form(batch: Any) -> Any:

@@ -59,17 +59,30 @@ def test_batches_of_a_bucket_are_alike_in_length():
     assert shapes == {(8, 4), (8, 8), (8, 13)}
 
 
-@pytest.mark.parametrize("last", ["drop", "keep"])
-def test_an_epoch_of_buckets_has_each_example_once(last):
+def test_buckets_see_each_example_once_an_epoch_and_lose_none():
     source = sentences()
     buckets = Buckets(example_lengths(source, "words"), [4, 8, 13], batch_sizes=[16, 8, 4])
-    pipeline = Pipeline(source, batch_size=1, buckets=buckets, pad={"words": Pad()}, last=last, epochs=2, seed=9)
-    half = pipeline.steps // 2
-    epochs = [np.concatenate([pipeline.batch(at + start)["n"] for at in range(half)]) for start in (0, half)]
-    for seen in epochs:
-        assert len(set(seen.tolist())) == len(seen)
-        assert len(seen) == (200 if last == "keep" else 192)  # 64 + 61 + 75 examples
-    assert not np.array_equal(*epochs)
+
+    def seen(last):
+        made = Pipeline(source, batch_size=1, buckets=buckets, pad={"words": Pad()}, last=last, epochs=3, seed=9)
+        batches = list(made)
+        assert len(batches) == made.steps
+        return [len(batch["n"]) for batch in batches], np.concatenate([batch["n"] for batch in batches])
+
+    sizes, kept = seen("keep")
+    assert np.bincount(kept).tolist() == [3] * 200
+    assert sizes[-2:] == [3 * 61 % 8, 3 * 75 % 4]  # what is left over of the second and the third bucket
+    full, dropped = seen("drop")
+    assert full == sizes[:-2]
+    np.testing.assert_array_equal(dropped, kept[: len(dropped)])
+
+
+def test_a_bucket_smaller_than_a_batch_is_trained_on_too():
+    lengths = np.where(np.arange(103) < 3, 50, 5)  # three long ones
+    data = Pipeline(numbers(103), batch_size=16, buckets=Buckets(lengths, [8, 64]))
+    counts = np.bincount(np.concatenate([data.batch(step)["n"] for step in range(400)]))
+    assert counts.min() >= 56  # of 400 * 16 / 103 = 62.1, and a batch has the three of them 5 times
+    assert counts.max() <= 64
 
 
 def test_buckets_on_several_processes_are_slices_of_the_same_batches():
@@ -96,8 +109,12 @@ def test_boundaries_and_lengths_must_fit():
         Buckets(lengths, [8, 4])
     with pytest.raises(ValueError, match="there are 3 lengths, but 10 examples"):
         Pipeline(numbers(10), batch_size=1, buckets=Buckets(lengths, [9]))
-    with pytest.raises(ValueError, match="no bucket has a full batch"):
-        Pipeline(numbers(3), batch_size=4, buckets=Buckets(lengths, [9]))
+    with pytest.raises(ValueError, match="no example is in a bucket"):
+        Pipeline(numbers(3), batch_size=4, buckets=Buckets(lengths + 9, [9], longer="drop"))
+    with pytest.raises(ValueError, match="batch_sizes must be >= 1"):
+        Buckets(lengths, [9], batch_sizes=np.array([0]))
+    with pytest.raises(ValueError, match="feature n has no length: it holds single values"):
+        example_lengths(numbers(3), "n")
 
 
 @pytest.mark.parametrize(

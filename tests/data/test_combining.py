@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.data import ArraySource, ConcatSource, FilterSource, MapSource, MixSource, Pipeline
+from ftrain.data import ArraySource, ConcatSource, FilterSource, MapSource, MixSource, Pad, Pipeline
 
 
 def part(start: int, count: int) -> ArraySource:
@@ -25,7 +25,7 @@ def test_parts_that_are_not_alike_are_named():
     with pytest.raises(
         ValueError, match=r"ArraySource\(n\) has n as float64\[2\], but ArraySource\(n\) has it as int64"
     ):
-        ConcatSource([part(0, 3), other]).read(np.array([0, 4]))
+        ConcatSource([part(0, 3), other])  # before anything is read
 
 
 def drawn(pipeline: Pipeline, steps: int) -> np.ndarray:
@@ -57,8 +57,7 @@ def test_a_mixture_that_is_not_shuffled_takes_each_part_in_order():
     source = MixSource([part(0, 50), part(100, 50)], [1, 3])
     numbers = drawn(Pipeline(source, batch_size=50, shuffle=False), 200)
     first = numbers[numbers < 100]
-    assert len(first) == 2500
-    assert np.bincount(first).tolist() == [50] * 50
+    np.testing.assert_array_equal(first, np.tile(np.arange(50), 50))
 
 
 def test_a_mixture_may_be_mapped_and_mixed_again_but_not_chosen_from():
@@ -67,9 +66,9 @@ def test_a_mixture_may_be_mapped_and_mixed_again_but_not_chosen_from():
     np.testing.assert_array_equal(drawn(outer, 3), drawn(Pipeline(inner, batch_size=10), 3) + 1)
     nested = drawn(Pipeline(MixSource([inner, part(2000, 1000)], [4, 1]), batch_size=500), 100)
     assert np.bincount(nested // 1000).tolist() == [20_000, 20_000, 10_000]
-    with pytest.raises(TypeError, match="weights would be lost: mix it last"):
+    with pytest.raises(TypeError, match="weights would be lost: make it of each part, and mix those"):
         FilterSource(inner, lambda batch: batch["n"] > 3)
-    with pytest.raises(TypeError, match="weights would be lost: mix it last"):
+    with pytest.raises(TypeError, match="weights would be lost: make it of each part, and mix those"):
         ConcatSource([inner, part(0, 3)])
 
 
@@ -84,6 +83,25 @@ def test_a_mixture_may_be_mapped_and_mixed_again_but_not_chosen_from():
 def test_weights_that_make_no_sense_are_refused(weights, message):
     with pytest.raises(ValueError, match=message):
         MixSource([part(0, 3), part(0, 3)], weights)
+
+
+def test_each_part_of_a_mixture_comes_whole_before_it_comes_again():
+    numbers = drawn(Pipeline(MixSource([part(0, 1000), part(5000, 50)], [0.9, 0.1]), batch_size=100, seed=2), 40)
+    for first, count in ((0, 1000), (5000, 50)):
+        own = numbers[(numbers >= first) & (numbers < first + count)]
+        for epoch in range(len(own) // count):
+            assert sorted(own[epoch * count : (epoch + 1) * count]) == list(range(first, first + count))
+
+
+def ragged(start):
+    return MapSource(part(start, 9), lambda example: {"w": np.full(example["n"] % 3 + 1, example["n"])}, each=True)
+
+
+def test_parts_may_have_unequal_lengths():
+    data = Pipeline(MixSource([ragged(0), ragged(9)], [1, 1]), batch_size=4, pad={"w": Pad(3)})
+    for step in range(20):
+        assert data.batch(step)["w"].shape == (4, 3)
+    assert len(ConcatSource([ragged(0), ragged(9)]).read(np.array([], int))) == 0
 
 
 def test_a_tiny_weight_still_counts():

@@ -24,6 +24,15 @@ def test_rows_may_have_more_axes_and_be_equal_in_length():
     assert pad_batch({"x": np.ones((2, 3))}, {"x": Pad(4)})["x"].sum() == 6
 
 
+def test_empty_rows_take_the_form_of_the_others():
+    rows = to_rows([np.zeros((0, 3), np.float32)] * 2 + [np.zeros(0)])
+    assert pad_batch({"x": rows}, {"x": Pad(4)})["x"].shape == (3, 4, 3)
+    rows = to_rows([np.ones((2, 3), np.float32), np.zeros(0)])
+    padded = pad_batch({"x": rows}, {"x": Pad(4)})["x"]
+    assert padded.shape == (2, 4, 3)
+    assert padded.dtype == np.float32
+
+
 def test_texts_are_padded_too():
     rows = to_rows([np.array([b"a", b"b"], object), np.array([b"c"], object)])
     assert pad_batch({"x": rows}, {"x": Pad(value=b"")})["x"].tolist() == [[b"a", b"b"], [b"c", b""]]
@@ -32,7 +41,9 @@ def test_texts_are_padded_too():
 @pytest.mark.parametrize(
     ("batch", "pad", "message"),
     [
-        ({"x": ROWS}, Pad(2), "feature x has 3 values, wanted at most 2; truncate=True would cut it"),
+        ({"x": ROWS}, Pad(2), r"row 0: x has 3 values, wanted at most 2; Pad\(truncate=True\) cuts it"),
+        ({"x": ROWS}, Pad(value=1.5), r"x holds int64, which cannot be padded with 1\.5"),
+        ({"x": ROWS, "n": ROWS}, Pad(lengths="n"), "the lengths of x would take the place of the feature n"),
         ({"y": ROWS}, Pad(), "there is no feature x to pad; there are y"),
         ({"x": np.arange(3)}, Pad(), "feature x has no length to pad: it holds single values"),
         ({"x": to_rows([np.ones((1, 2)), np.ones((2, 3))])}, Pad(), "feature x has values of several shapes"),
