@@ -1,5 +1,6 @@
 """Records: examples from TFRecord and ArrayRecord files, parsed by a spec."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 
 from ftrain.data.source import Batch, to_objects
 from ftrain.formats import (
+    DamagedRecordError,
     ExampleParser,
     Fixed,
     Image,
@@ -16,10 +18,13 @@ from ftrain.formats import (
     Raw,
     RecordFiles,
     Steps,
+    decode_example,
     match_files,
     parse_sequence_examples,
 )
 from ftrain.formats.records.reading import OnDamage
+
+_LOOKED_AT = 32  # records
 
 Files = str | Path | Sequence[str | Path]
 Spec = Mapping[str, Fixed | Padded | Ragged | Raw | Image]
@@ -55,6 +60,10 @@ class RecordSource:
     ):
         self._decode = _Decoder(spec, sequence)
         self.files = RecordFiles(files, on_damage=on_damage, verify=verify, cache=cache, sidecar=sidecar)
+        if self.damages:
+            warnings.warn(f"{len(self.damages)} damaged records are left out, first: {self.damages[0]}", stacklevel=2)
+        if spec and sequence is None:
+            self._warn_of_misspelt(spec)
 
     @property
     def damages(self) -> list[Any]:
@@ -71,7 +80,27 @@ class RecordSource:
         return self.files.where(index)
 
     def read(self, indices: np.ndarray) -> Batch:
-        return self._decode(self.files.read(indices), lambda row: self.where(int(indices[row])))
+        try:
+            records = self.files.read(indices)
+        except DamagedRecordError as error:
+            error.add_note("RecordSource(..., on_damage='skip') leaves damaged records out")
+            raise
+        return self._decode(records, lambda row: self.where(int(indices[row])))
+
+    def _warn_of_misspelt(self, spec: Spec) -> None:
+        """A feature that may be missing is not missed if its name is wrong, so the first records are looked at."""
+        try:
+            first = [decode_example(record) for record in self.files.read(np.arange(min(len(self), _LOOKED_AT)))]
+        except ValueError:  # told when they are read in earnest
+            return
+        there = sorted({name for record in first for name in record})
+        unknown = [name for name in spec if name not in there]
+        if first and unknown:
+            warnings.warn(
+                f"{self!r}: none of the first {len(first)} records has {', '.join(unknown)}; they have "
+                f"{', '.join(there) or 'nothing'}",
+                stacklevel=3,
+            )
 
 
 class ArrayRecordSource:
@@ -127,6 +156,9 @@ class _Decoder:
     """Bytes of records to a batch, by a spec."""
 
     def __init__(self, spec: Spec | None, sequence: Lists | None):
+        for what in (spec, sequence):
+            if what is not None and not isinstance(what, Mapping):
+                raise TypeError(f"a spec maps names to Fixed(...), Ragged(...) and so on, got {what!r}")
         for name, entry in [*(spec or {}).items(), *(sequence or {}).items()]:
             _check_alone(name, entry)
         for name, entry in (sequence or {}).items():

@@ -20,9 +20,9 @@ from command import start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftrain import formats
 from ftrain.cli import main
 from ftrain.cli.data.convert import convert
-from ftrain.formats.examples import features
 from ftrain.formats.examples.messages import decode_example, encode_example, encode_sequence_example
 from ftrain.formats.examples.parsing import parse_examples
 from ftrain.formats.examples.sequences import parse_sequence_examples
@@ -84,7 +84,7 @@ def damage(path: Path, *places: int) -> Path:
 def pasted(text: str) -> dict:
     """The names that the printed lines of Python define."""
     lines = text[text.index("from ftrain.formats import") :].split("\n", 1)[1]
-    scope = dict(vars(features))
+    scope = dict(vars(formats))
     exec(lines[: lines.rindex("\n}") + 3], scope)
     return scope
 

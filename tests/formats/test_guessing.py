@@ -12,7 +12,7 @@ from ftrain.formats.examples.features import Fixed, Image, Ragged, Raw
 from ftrain.formats.examples.guessing import guess_schema, image_shape, look_of, record_kind
 from ftrain.formats.examples.messages import encode_example, encode_sequence_example
 from ftrain.formats.examples.parsing import parse_examples
-from ftrain.formats.examples.sequences import parse_sequence_examples
+from ftrain.formats.examples.sequences import Steps, parse_sequence_examples
 
 # As TensorBoard's first record: field 1 is a double, field 3 text.
 EVENT = b"\x09\x00\x00\x00\x00\x00\x00\xf0\x3f\x1a\rbrain.Event:2"
@@ -92,14 +92,14 @@ def test_steps_of_sequences():
     guess = guess_schema(records)
     assert guess.spec == {"id": Fixed((), "int64")}
     assert guess.sequence_spec == {
-        "frames": Fixed((8,), "float32"),
-        "pictures": Fixed((), "bytes"),
+        "frames": Steps(Fixed((8,), "float32"), length=3),
+        "pictures": Steps(Fixed((), "bytes"), length=1),
         "words": Ragged("bytes"),
     }
     assert [guess.lists[name].steps for name in ("frames", "pictures", "words")] == [(0, 3), (0, 1), (0, 2)]
     context, sequences = parse_sequence_examples(records, guess.spec, guess.sequence_spec)
     assert context["id"].tolist() == [1, 2]
-    assert sequences["frames_length"].tolist() == [3, 0]
+    assert sequences["frames"].shape == (2, 3, 8)
 
 
 FLOATS = st.floats(width=32)

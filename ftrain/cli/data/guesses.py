@@ -50,7 +50,8 @@ def spec_lines(guess: "SchemaGuess") -> list[str]:
     """Python that makes the spec, and that of feature lists."""
     named = {"spec": guess.features} | ({"sequence": guess.lists} if guess.lists else {})
     entries = [*guess.spec.values(), *guess.sequence_spec.values()]
-    kinds = sorted({type(entry).__name__ for entry in entries})
+    steps = [entry.step for entry in entries if hasattr(entry, "step")]
+    kinds = sorted({type(entry).__name__ for entry in [*entries, *steps]})
     lines = [f"from ftrain.formats import {', '.join(kinds)}", ""] if kinds else []
     for name, guesses in named.items():
         lines += [f"{name} = {{", *(f"    {_spec_line(key, found)}" for key, found in guesses.items()), "}"]
@@ -62,8 +63,11 @@ def format_entry(entry: Any) -> str:
     parts = []
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)
-        text = _quoted(value) if isinstance(value, str) else repr(value)
-        if field.name in ("shape", "dtype"):
+        if dataclasses.is_dataclass(value):
+            text = format_entry(value)
+        else:
+            text = _quoted(value) if isinstance(value, str) else repr(value)
+        if field.name in ("shape", "dtype", "step"):
             parts.append(text)
         elif value != field.default:
             parts.append(f"{field.name}={text}")

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +20,22 @@ _LARGEST_SHAPE = 1 << 40
 
 class SpecError(ValueError):
     """Records that are not what the spec says."""
+
+
+class MissingFeatureError(SpecError):
+    """A record without a feature that has no default."""
+
+    def __init__(self, place: str, feature: str, wanted: str, record: int, there: Sequence[str] = ()):
+        names = f"; the record has {', '.join(sorted(there))}" if there else ""
+        super().__init__(f"{place}: feature {feature} has no values, {wanted}{names}; Fixed(default=...) gives some")
+        self.place, self.feature, self.wanted, self.record, self.there = place, feature, wanted, record, there
+
+    def __reduce__(self) -> tuple:
+        return MissingFeatureError, (self.place, self.feature, self.wanted, self.record, self.there), vars(self)
+
+    def told_with(self, there: Sequence[str]) -> "MissingFeatureError":
+        """The same, with the names of the features that the record has."""
+        return MissingFeatureError(self.place, self.feature, self.wanted, self.record, there)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from ftrain.formats.examples.columns import ABSENT, BYTES, KIND_NAMES, Column, a
 from ftrain.formats.examples.conversions import (
     OBJECTS,
     DType,
+    MissingFeatureError,
     SpecError,
     Where,
     check_length,
@@ -74,7 +75,7 @@ class Fixed:
     def _miscounted(self, name: str, column: Column, where: Where, record: int) -> SpecError:
         wanted = f"wanted {math.prod(self.shape)} (shape {self.shape})"
         if column.kinds[record] == ABSENT:
-            return SpecError(f"{where(record)}: feature {name} has no values, {wanted}; Fixed(default=...) gives some")
+            return MissingFeatureError(where(record), name, wanted, record)
         found = f"has {column.counts[record]} value{'' if column.counts[record] == 1 else 's'}"
         return SpecError(f"{where(record)}: feature {name} {found}, {wanted}; Padded and Ragged take any number")
 

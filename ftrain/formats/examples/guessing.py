@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from ftrain.formats.examples.features import Entry, Fixed, Image, Ragged, Raw
 from ftrain.formats.examples.messages import Example, SequenceExample
+from ftrain.formats.examples.sequences import Steps
 
 RecordKind = Literal["example", "sequence", "other"]
 
@@ -41,7 +42,7 @@ class FeatureGuess:
     steps: tuple[int, int] | None = None  # of a feature list: the least and the most in a record
 
     @property
-    def entry(self) -> Entry | None:
+    def entry(self) -> Entry | Steps | None:
         """What a spec would say of it; None if records have different kinds, or no values at all."""
         if len(self.kinds) != 1:
             return None
@@ -50,11 +51,11 @@ class FeatureGuess:
         if least != most or not most:
             return Ragged(_DTYPES[kind])
         shape = () if most == 1 else (most,)
-        if self.missing:
-            return Fixed(shape, _DTYPES[kind], default=_DEFAULTS[kind])
-        # Steps know no images and no raw bytes.
-        content = self._content() if kind == "bytes" and most == 1 and self.steps is None else None
-        return content or Fixed(shape, _DTYPES[kind])
+        fixed = Fixed(shape, _DTYPES[kind], default=_DEFAULTS[kind] if self.missing else None)
+        if self.steps is not None:
+            return Steps(fixed, length=self.steps[1])
+        content = self._content() if kind == "bytes" and most == 1 and not self.missing else None
+        return content or fixed
 
     def _content(self) -> Entry | None:
         if self.looks and self.looks <= {"PNG", "JPEG"} and len(self.image_shapes) == 1:
@@ -111,12 +112,12 @@ class SchemaGuess:
     lists: dict[str, FeatureGuess]
 
     @property
-    def spec(self) -> dict[str, Entry]:
+    def spec(self) -> dict[str, Any]:
         """The entries of all features that have one."""
         return _entries(self.features)
 
     @property
-    def sequence_spec(self) -> dict[str, Entry]:
+    def sequence_spec(self) -> dict[str, Any]:
         """The same of feature lists."""
         return _entries(self.lists)
 
@@ -192,7 +193,7 @@ def _is_whole(kind: Any, data: bytes) -> bool:
     return message.ByteSize() == size
 
 
-def _entries(guesses: Mapping[str, FeatureGuess]) -> dict[str, Entry]:
+def _entries(guesses: Mapping[str, FeatureGuess]) -> dict[str, Any]:
     return {name: guess.entry for name, guess in guesses.items() if guess.entry is not None}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ftrain.formats.examples.columns import PADDING, Column, Payloads, Spans, UnusualError, join_payloads, read_column
-from ftrain.formats.examples.conversions import SpecError, Where
+from ftrain.formats.examples.conversions import MissingFeatureError, SpecError, Where
 from ftrain.formats.examples.features import Entry, Fixed, Image, Padded, Ragged, Raw, check_kinds
 from ftrain.formats.examples.lockstep import Walker
 from ftrain.formats.examples.messages import Example, parse_message
@@ -42,7 +42,11 @@ class ExampleParser:
         columns = self._columns_together(records) if len(records) >= _FEW else None
         if columns is None:
             columns = self._columns_singly(records, where)
-        return make_arrays(self.spec, columns, where)
+        try:
+            return make_arrays(self.spec, columns, where)
+        except MissingFeatureError as error:
+            there = parse_message(Example, records[error.record]).features.feature
+            raise error.told_with(list(there)) from None
 
     def _columns_together(self, records: Sequence[bytes]) -> list[Column] | None:
         """The columns of all records; None if one of them is damaged, which the parser has to tell."""

@@ -50,7 +50,8 @@ def _refuse_compressed(path: Path) -> None:
     if compression := detect_compression(path):
         raise ValueError(
             f"{path}: is compressed ({compression}), and random access needs a plain file; make one with "
-            f"`ftrain data convert {path} {_plain_name(path)}`, or pass cache=DIRECTORY to have it unpacked there"
+            f"`ftrain data convert {path} {_plain_name(path)}` and remove this one, or pass cache=DIRECTORY to have it "
+            "unpacked there"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from ftrain.formats.records.sidecar import SUFFIX
+from ftrain.formats.records.sidecar import SUFFIX, is_sidecar
 from ftrain.formats.records.writing import WRITING
 
 
@@ -43,7 +43,7 @@ def _match(entry: str) -> list[Path]:
 def _is_data(path: str) -> bool:
     if os.path.isdir(path) or path.endswith(WRITING):
         return False
-    return not (path.endswith(SUFFIX) and os.path.exists(path.removesuffix(SUFFIX)))
+    return not (path.endswith(SUFFIX) and (os.path.exists(path.removesuffix(SUFFIX)) or is_sidecar(path)))
 
 
 def _nearby(entry: str) -> str:

@@ -52,12 +52,16 @@ def save_sidecar(path: Path, status: os.stat_result, on_damage: OnDamage, frames
 def remove_sidecar(path: Path) -> None:
     """Removes the sidecar of a file that is replaced; a file of that name that is something else stays."""
     sidecar = sidecar_path(path)
-    if not sidecar.is_file():
-        return
-    with open(sidecar, "rb") as file:
-        ours = file.read(len(_MAGIC)) == _MAGIC
-    if ours:
+    if is_sidecar(sidecar):
         sidecar.unlink()
+
+
+def is_sidecar(path: str | Path) -> bool:
+    """Whether a file is an index that was written here, whether or not its record file is still there."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def _remove(path: Path) -> None:
