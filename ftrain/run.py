@@ -13,6 +13,7 @@ from ftrain.data import Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
     CrashBundle,
+    DataWatch,
     Logging,
     ProgressBar,
     StepCounter,
@@ -62,7 +63,7 @@ class Run(Loop):
             step,
             state,
             data,
-            hooks=_complete(hooks, steps, directory),
+            hooks=_complete(hooks, steps, directory, data),
             mesh=mesh,
             fuse=fuse,
             scaffold=scaffold,
@@ -124,7 +125,7 @@ def train(
     return run.state
 
 
-def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | None) -> list[Hook]:
+def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | None, data: Any) -> list[Hook]:
     """The default hooks and those given, in the order in which they must see a step."""
     complete: list[Hook] = list(hooks)
 
@@ -136,6 +137,8 @@ def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | 
         add_unless_given(SummarySaver(directory))
         add_unless_given(CheckpointSaver(Path(directory) / CHECKPOINTS))
         add_unless_given(CrashBundle(directory))
+        if isinstance(data, Pipeline):
+            add_unless_given(DataWatch(directory, data))
     add_unless_given(Logging(), ProgressBar)
     add_unless_given(StopOnNaN())
     add_unless_given(StepCounter(when=_written_when(complete)))

@@ -129,6 +129,7 @@ ROOMS = {
         "Callback",
         "CheckpointSaver",
         "CrashBundle",
+        "DataWatch",
         "Evaluator",
         "FeedBatch",
         "FinalOps",

@@ -9,7 +9,16 @@ from regression import WEIGHTS, init_params, loss_fn, make_arrays
 
 import ftrain
 from ftrain.checkpoints import CheckpointManager
-from ftrain.hooks import CheckpointSaver, CrashBundle, Evaluator, Logging, StepCounter, StopOnNaN, SummarySaver
+from ftrain.hooks import (
+    CheckpointSaver,
+    CrashBundle,
+    DataWatch,
+    Evaluator,
+    Logging,
+    StepCounter,
+    StopOnNaN,
+    SummarySaver,
+)
 from ftrain.summaries import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -26,7 +35,8 @@ def test_train_learns_and_returns_the_final_state(pipeline, capsys):
 
 def test_a_directory_holds_checkpoints_summaries_and_metrics(pipeline, tmp_path):
     ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=120, directory=tmp_path, hooks=[QUIET])
-    assert sorted(path.name.split(".")[0] for path in tmp_path.iterdir()) == ["checkpoints", "events", "metrics"]
+    names = sorted(path.name.split(".")[0] for path in tmp_path.iterdir())
+    assert names == ["checkpoints", "data", "events", "metrics"]
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [100, 120]
 
 
@@ -41,6 +51,26 @@ def test_the_same_call_goes_on_where_it_stopped(pipeline, tmp_path):
     resumed = run(90, tmp_path / "parts")
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(resumed.params), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"batch_size": 4}, "batch_size was 8, now 4"),
+        ({"seed": 9}, "seed was 3"),
+        ({"examples": 32}, "examples was 64"),
+    ],
+)
+def test_going_on_with_other_data_is_told(pipeline, tmp_path, change, told):
+    def run(data, steps):
+        ftrain.train(loss_fn, init_params(), data, optimizer=MOMENTUM, steps=steps, directory=tmp_path, hooks=[QUIET])
+
+    run(pipeline, 10)
+    run(pipeline, 20)  # without a warning
+    options = {"batch_size": 8, "seed": 3, "examples": 64} | change
+    other = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays(options.pop("examples"))), **options)
+    with pytest.warns(UserWarning, match=f"goes on at step 20 with other data than it began with: {told}"):
+        run(other, 30)
 
 
 def test_the_control_may_stay_in_the_users_hands(pipeline):
@@ -61,7 +91,7 @@ def test_a_hook_takes_the_place_of_the_default_of_its_class(pipeline, tmp_path):
     state = ftrain.TrainState.create(init_params(), MOMENTUM)
     run = ftrain.Run(step, state, pipeline, directory=tmp_path, hooks=[saver, QUIET])
     kinds = [type(hook) for hook in run.hooks]
-    assert kinds == [StopOnNaN, StepCounter, CrashBundle, Logging, SummarySaver, CheckpointSaver]
+    assert kinds == [StopOnNaN, StepCounter, CrashBundle, DataWatch, Logging, SummarySaver, CheckpointSaver]
     assert run.hooks[-1] is saver
 
 

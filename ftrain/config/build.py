@@ -10,9 +10,12 @@ from jax.sharding import Mesh
 from ftrain.cluster import split_batch
 from ftrain.config.call import Call, named
 from ftrain.config.load import ConfigError
-from ftrain.config.plan import Plan
+from ftrain.config.plan import INPUT, Plan
 from ftrain.config.types import parameters
 from ftrain.data import Pipeline
+from ftrain.data.shapes import check_numbers
+from ftrain.data.source import Batch
+from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
 from ftrain.optimizers import LearningRate
 from ftrain.run import CHECKPOINTS
@@ -63,12 +66,24 @@ class Job:
 
     def trace(self) -> tuple[TrainState, Metrics]:
         """The shapes of the state and the metrics of a step, without computing it; what does not fit is found here."""
+        batch = self._first_batch()
         try:
             state = self.abstract_state()
-            return state, jax.eval_shape(self.step, state, self.pipeline.batch(0))[1]
+            return state, jax.eval_shape(self.step, state, batch)[1]
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}") from error
+
+    def _first_batch(self) -> Batch:
+        try:
+            return check_numbers(self.pipeline.batch(0))
+        except (DamagedRecordError, SpecError):  # they say it all
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            place = f"\n{'; '.join(notes)}" if (notes := getattr(error, "__notes__", [])) else ""
+            message = f"{self.plan.config.path}: the input of {self.plan.top['task']} fails: {what}{place}"
+            raise ConfigError(message) from error
 
 
 def build(plan: Plan, directory: str | Path | None = None) -> Job:
@@ -80,6 +95,7 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer
     mesh = calls["mesh"].make()
     task: Task = calls["model"].make()
+    _check_input(plan, task)
     pipeline = calls["data"].make(source=task.source, seed=top["seed"], **task.input)
     try:
         split_batch(pipeline.batch_size, mesh)
@@ -103,6 +119,16 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
         others=[_hook(call, home) for call in plan.hooks],
     )
+
+
+def _check_input(plan: Plan, task: Task) -> None:
+    """What a task gives to its pipeline must be what no config can say."""
+    wrong = [name for name in task.input if name not in INPUT]
+    if wrong:
+        raise ConfigError(
+            f"{plan.config.path}: {plan.top['task']} makes a Task(input=...) with {wrong[0]}; it may have "
+            f"{', '.join(sorted(INPUT))}, the rest stands in [data]"
+        )
 
 
 def _hook(call: Call, home: Path) -> Hook:

@@ -29,7 +29,7 @@ class Call:
         try:
             timed = _join_timing(arguments) if takes_trigger(self.function) else arguments
             made = self.function(**timed, **given)
-        except (ValueError, TypeError, ModuleNotFoundError) as error:
+        except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
             raise self._refused(" ".join(str(error).split())) from error
         if self.kind is not None and not self.kind.is_made(made):
             raise self._refused(f"{self.function.__qualname__} should make {self.kind.noun}, it made {made!r:.60}")

@@ -49,8 +49,8 @@ def _calls(fuse: Fuse = "auto") -> None:
     """How steps are called, in the table `step`."""
 
 
-# What the builder gives to the pipeline, or the task does: a config cannot say it.
-_PIPELINE = frozenset({"source", "seed", "buckets", "pad", "transform", "shard_index", "shard_count"})
+INPUT = frozenset({"buckets", "pad", "transform"})  # what a task gives to its pipeline: a config cannot say it
+_PIPELINE = INPUT | {"source", "seed", "shard_index", "shard_count"}
 TOP = Section(_top)
 SECTIONS = {
     "run": Section(_run),

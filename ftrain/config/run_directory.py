@@ -14,6 +14,7 @@ from ftrain.run import CHECKPOINTS
 
 CONFIG = "config.toml"
 LOCK = "run.lock"
+_NEUTRAL = ("run.directory", "data.threads", "data.workers")  # what makes no difference to a run
 
 
 def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> IO[str]:
@@ -58,7 +59,7 @@ def describe_changes(before: Table, after: Table) -> list[str]:
     return [
         f"{key} was {_show(old, key)}, now {_show(new, key)}"
         for key in keys
-        if key != "run.directory" and _show(old, key) != _show(new, key)
+        if key not in _NEUTRAL and _show(old, key) != _show(new, key)
     ]
 
 

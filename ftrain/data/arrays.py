@@ -84,8 +84,11 @@ def _map_npy(path: Path) -> np.ndarray:
 
 def _map_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an archive, each mapped where it lies in the file if it is stored as it is."""
-    with zipfile.ZipFile(path) as archive:
-        return {info.filename.removesuffix(".npy"): _map_member(archive, info, path) for info in archive.infolist()}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {info.filename.removesuffix(".npy"): _map_member(archive, info, path) for info in archive.infolist()}
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as an .npz file: {error}") from None
 
 
 def _map_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:

@@ -115,16 +115,20 @@ class Pipeline:
         starts = np.cumsum([0, *self._batching.sizes(step, count)]).tolist()
         return np.concatenate([self._share(whole[start:end]) for start, end in itertools.pairwise(starts)])
 
+    def summary(self) -> dict[str, Any]:
+        """What all batches depend on, beside the contents of the source, as JSON can say it."""
+        return {
+            "examples": len(self.source),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "epochs": self.epochs,
+        }
+
     def identity(self, step: int) -> dict[str, Any]:
         """What the batch of a step is made of, as JSON can say it."""
-        return {
-            "source": describe(self.source),
-            "seed": self.seed,
-            "step": step,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "indices": self.indices(step).tolist(),
-        }
+        of_step = {"source": describe(self.source), "step": step, "indices": self.indices(step).tolist()}
+        return self.summary() | of_step
 
     def _finished(self, batch: Batch, step: int) -> Batch:
         if any([array.dtype.hasobject for array in batch.values()]):  # noqa: C419 - a generator would take longer

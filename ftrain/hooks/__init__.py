@@ -4,6 +4,7 @@ from ftrain.hooks.calling import Callback, FeedBatch, FinalOps
 from ftrain.hooks.console import Logging, ProgressBar
 from ftrain.hooks.counting import StepCounter
 from ftrain.hooks.crashing import CrashBundle
+from ftrain.hooks.data_watch import DataWatch
 from ftrain.hooks.evaluating import Evaluator
 from ftrain.hooks.ledger import Ledger
 from ftrain.hooks.profiling import Profiler
@@ -16,6 +17,7 @@ __all__ = [
     "Callback",
     "CheckpointSaver",
     "CrashBundle",
+    "DataWatch",
     "Evaluator",
     "FeedBatch",
     "FinalOps",

@@ -13,10 +13,18 @@ from ftrain.tree import Tree
 
 @dataclass(frozen=True)
 class Task:
-    """A function that answers with a Task can be named in a config; its keyword arguments are the keys of `[model]`."""
+    """A function that answers with a Task can be named in a config; its keyword arguments are the keys of `[model]`.
 
-    init: Callable[[jax.Array], Tree]  # rng -> parameters
+    Args:
+      init: rng -> parameters.
+      source: the examples to train on; `[data]` says how they are batched.
+      evaluate: parameters -> what is measured on other examples.
+      input: what a config cannot say of the pipeline, for instance `{"pad": {"tokens": Pad(64)}}`; "buckets" and
+        "transform" may be there too.
+    """
+
+    init: Callable[[jax.Array], Tree]
     loss_fn: LossFunction
-    source: Source  # the examples to train on
-    evaluate: Callable[[Tree], Mapping[str, float | str]] | None = None  # parameters -> what is measured on others
-    input: Mapping[str, Any] = field(default_factory=dict)  # more arguments of its Pipeline: pad, buckets, transform
+    source: Source
+    evaluate: Callable[[Tree], Mapping[str, float | str]] | None = None
+    input: Mapping[str, Any] = field(default_factory=dict)

@@ -42,6 +42,7 @@ def test_train_resume_eval_and_a_changed_config(tmp_path):
     assert sorted(path.name.split(".")[0] for path in home.iterdir()) == [
         "checkpoints",
         "config",
+        "data",
         "events",
         "metrics",
         "run",

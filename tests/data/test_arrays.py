@@ -69,9 +69,9 @@ def test_objects_are_refused(tmp_path):
 def test_a_damaged_archive_is_an_error_or_reads_something(tmp_path_factory, data):
     """A stored array has no checksum that a mapped read could look at, so only the structure is found out."""
     path = tmp_path_factory.mktemp("damaged") / "data.npz"
-    np.savez(path, **ARRAYS)
+    data.draw(st.sampled_from([np.savez, np.savez_compressed]))(path, **ARRAYS)
     whole = bytearray(path.read_bytes())
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    with contextlib.suppress(ValueError, IndexError, OSError, NotImplementedError, RuntimeError):
-        ArraySource.open(path).read(np.array([0]))
+    with contextlib.suppress(ValueError):
+        len(ArraySource.open(path))

@@ -116,7 +116,7 @@ def test_what_does_not_fit_the_spec_is_told_with_feature_and_record(pattern):
 
 @pytest.mark.parametrize("feature", [Padded(), Ragged(flat=True, lengths="n")])
 def test_what_depends_on_the_company_is_refused(pattern, feature):
-    with pytest.raises(ValueError, match="words: .* depends on which records are read together"):
+    with pytest.raises(ValueError, match=r"words: .* depends on which records are read together"):
         RecordSource(pattern, {"words": feature})
 
 
@@ -126,7 +126,7 @@ def test_a_misspelt_feature_is_told(pattern):
     assert len(source.read(np.array([3]))["word"][0]) == 0
     with pytest.warns(UserWarning, match="has m; they have"):
         source = RecordSource(pattern, {"m": Fixed(dtype="int64")})
-    with pytest.raises(SpecError, match="feature m has no values, wanted 1 .*; the record has floats, n, words"):
+    with pytest.raises(SpecError, match=r"feature m has no values, wanted 1 .*; the record has floats, n, words"):
         source.read(np.arange(20))
 
 
