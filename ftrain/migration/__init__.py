@@ -7,6 +7,19 @@ from typing import Any
 from ftrain.migration import feeding, optimizing, running, saving
 from ftrain.migration.counterpart import Counterpart
 
+_MODULES = (
+    "tf.",
+    "compat.v1.",
+    "train.",
+    "io.",
+    "python_io.",
+    "image.",
+    "queue_runner.",
+    "contrib.",
+    "training.",
+    "errors.",
+    "data.",
+)  # in the order in which they stand in front of names
 TABLE: dict[str, Counterpart] = optimizing.TABLE | running.TABLE | feeding.TABLE | saving.TABLE
 
 
@@ -26,7 +39,7 @@ def find(name: str) -> tuple[str, Counterpart]:
 
 
 def _shorten(name: str) -> str:
-    for module in ("tf.", "compat.v1.", "train.", "io.", "python_io.", "image.", "queue_runner."):
+    for module in _MODULES:
         name = name.removeprefix(module)
     return name
 

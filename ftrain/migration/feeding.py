@@ -8,16 +8,30 @@ _PIPELINE = (
 _SHUFFLED = (
     f"{_PIPELINE}; all of an epoch is shuffled, so min_after_dequeue has none either (a Stream's is shuffle_buffer)"
 )
-_FINAL = "allow_smaller_final_batch=True is last='keep'; dynamic_pad=True is pad={'name': Pad()}"
+_FINAL = "allow_smaller_final_batch=True is last='keep'"
+_PADDED = "dynamic_pad=True is pad={'name': Pad(multiple=16)}"
+_KEPT = "keep_input becomes FilterSource(source, lambda batch: batch['label'] < 5)"
 _PRODUCER = "epochs follow each other by themselves; num_epochs is Pipeline(epochs=...), shuffle and seed are its too"
 _MESSAGE = "the same message, byte for byte; encode_example and decode_example work on dicts of arrays"
 
 TABLE: dict[str, Counterpart] = {
     # queues
+    "tf.contrib.training.bucket_by_sequence_length": to(
+        "ftrain.data.Buckets", "ftrain.data.example_lengths", note="Pipeline(..., buckets=Buckets(lengths, boundaries))"
+    ),
+    "tf.contrib.training.bucket": to("ftrain.data.Buckets", note="lengths may be any numbers to bucket by"),
+    "tf.contrib.training.rejection_sample": to("ftrain.data.FilterSource", "ftrain.data.MixSource"),
+    "tf.contrib.training.stratified_sample": to(
+        "ftrain.data.FilterSource", "ftrain.data.MixSource", note="a FilterSource for each class, mixed by weights"
+    ),
+    "tf.FIFOQueue": to("ftrain.data.feed", note="a run prefetches its data by itself"),
+    "tf.RandomShuffleQueue": to("ftrain.data.Pipeline", "ftrain.data.Stream"),
+    "tf.PaddingFIFOQueue": to("ftrain.data.Pad", note="Pipeline(..., pad={'name': Pad()})"),
+    "tf.errors.OutOfRangeError": to("ftrain.coordination.EndOfData", note="a run ends with its data by itself"),
     "tf.train.batch": to(
         "ftrain.data.Pipeline",
         "ftrain.data.Stream",
-        note=f"{_PIPELINE}, shuffle=False; {_FINAL}; a Stream for what only comes one by one",
+        note=f"{_PIPELINE}, shuffle=False; {_FINAL}, {_PADDED}; a Stream for what only comes one by one",
     ),
     "tf.train.shuffle_batch": to("ftrain.data.Pipeline", "ftrain.data.Stream", note=f"{_SHUFFLED}; {_FINAL}"),
     "tf.train.batch_join": to(
@@ -34,13 +48,15 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.maybe_batch": to(
         "ftrain.data.FilterSource",
         "ftrain.data.Pipeline",
-        note="keep_input becomes a function of the batch; shuffle=False",
+        note=f"{_KEPT}; shuffle=False",
     ),
     "tf.train.maybe_batch_join": to(
         "ftrain.data.FilterSource", "ftrain.data.ConcatSource", note="filter each source, join them; shuffle=False"
     ),
     "tf.train.maybe_shuffle_batch": to(
-        "ftrain.data.FilterSource", "ftrain.data.Pipeline", note="keep_input becomes a function of the batch"
+        "ftrain.data.FilterSource",
+        "ftrain.data.Pipeline",
+        note=_KEPT,
     ),
     "tf.train.maybe_shuffle_batch_join": to(
         "ftrain.data.FilterSource", "ftrain.data.ConcatSource", note="filter each source, join them, then a Pipeline"
@@ -52,7 +68,7 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.data.RecordSource",
         "ftrain.data.TextSource",
         "ftrain.data.ArraySource",
-        note=f"of file names: sources take files and patterns; of other strings: ArraySource; {_PRODUCER}",
+        note=f"sources take files and patterns; of other strings: ArraySource(dict(name=strings)); {_PRODUCER}",
     ),
     "tf.train.limit_epochs": to("ftrain.data.Pipeline", note="Pipeline(epochs=n); a run then ends with its data"),
     "tf.train.match_filenames_once": to(
@@ -90,6 +106,12 @@ TABLE: dict[str, Counterpart] = {
     "tf.parse_single_sequence_example": to("ftrain.formats.parse_sequence_examples", note="of a list of one"),
     "tf.FixedLenFeature": to("ftrain.formats.Fixed", note="default_value is default"),
     "tf.VarLenFeature": to("ftrain.formats.Padded", "ftrain.formats.Ragged"),
+    "tf.FixedLenSequenceFeature": to("ftrain.formats.Padded", "ftrain.formats.Steps"),
+    "tf.parse_sequence_example": to("ftrain.formats.parse_sequence_examples"),
+    "tf.python_io.TFRecordOptions": to("ftrain.formats.RecordWriter", note="its argument compression"),
+    "tf.data.TFRecordDataset": to("ftrain.data.RecordSource", note="with Pipeline for shuffle, repeat, batch and map"),
+    "tf.decode_csv": to("ftrain.formats.encode_example", note="ftrain data convert table.csv table.tfrecord"),
+    "tf.WholeFileReader": to("ftrain.data.MapSource", note="of an ArraySource of paths, with a function that reads"),
     "tf.decode_raw": to("ftrain.formats.Raw"),
     "tf.image.decode_png": to("ftrain.formats.Image"),
     "tf.image.decode_jpeg": to("ftrain.formats.Image"),

@@ -1,3 +1,4 @@
+import itertools
 import multiprocessing
 import os
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import slow_transforms
 
-from ftrain.data import ArraySource, Pipeline, feed
+from ftrain.data import ArraySource, Pipeline, feed, pieces, prefetch
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -114,21 +115,21 @@ def test_a_read_that_hangs_does_not_keep_the_process(tmp_path, options):
     assert ran.stdout == "closed\n", ran.stderr
 
 
-def test_threads_read_no_further_than_they_may():
-    reads, lock = [], threading.Lock()
+def test_threads_read_no_further_than_they_may(monkeypatch):
+    monkeypatch.setattr(pieces, "CHUNK_STEPS", 1)
+    too_far, reads = threading.Event(), itertools.count(1)
 
     class Watched(ArraySource):
         def read(self, indices):
-            with lock:
-                reads.append(len(indices))
+            # Those that wait to be taken, one for each thread and one more, and the one that is taken.
+            if next(reads) > prefetch.DEPTH + 3 + 1 + 1:
+                too_far.set()
             return super().read(indices)
 
-    source = Watched({"x": np.zeros((64, 2_000_000), np.float32)[:, ::1000]})
-    batches = feed(Pipeline(source, batch_size=32, threads=3))
+    batches = feed(Pipeline(Watched({"x": np.zeros((64, 2))}), batch_size=32, threads=3))
     next(batches)
-    time.sleep(0.3)  # nothing tells that no more is read: a moment in which it could be
+    assert not too_far.wait(0.3)
     batches.close()
-    assert sum(reads) <= 32 * 16 * 12
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path):
@@ -139,7 +140,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
             import multiprocessing, os, signal, sys
             import numpy as np
             import slow_transforms
-            from ftrain.data import ArraySource, Pipeline, feed
+            from ftrain.data import ArraySource, Pipeline, feed, pieces, prefetch
 
             if __name__ == "__main__":
                 source = ArraySource({"x": np.zeros((64, 3))})

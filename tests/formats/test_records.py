@@ -36,6 +36,16 @@ def read_skipping(path, **options):
     return list(read_records(path, on_damage="skip", damages=damages, **options)), damages
 
 
+def test_what_was_appended_behind_a_torn_record_is_found(tmp_path):
+    torn = frame_record(bytes(100_000))[:500]  # a writer died, and another went on
+    later = [b"record %d" % number for number in range(100)]
+    path = tmp_path / "records"
+    path.write_bytes(frame_record(b"first") + torn + frames(later))
+    records, damages = read_skipping(path)
+    assert records == [b"first", *later]
+    assert [damage.number for damage in damages] == [1]
+
+
 def test_the_checksums_of_many_lengths_are_those_of_each():
     lengths = np.array([0, 1, 255, 256, 330, 2**32, 2**40 + 7, 2**63, 2**64 - 1], np.uint64)
     wanted = [masked_crc(struct.pack("<Q", int(length))) for length in lengths]

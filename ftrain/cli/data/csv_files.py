@@ -13,7 +13,8 @@ from ftrain.cli.data.progress import Bar
 from ftrain.cli.data.text_files import Row, read_lines
 
 _LONGEST_CELL = 1 << 28  # beyond it a quotation mark that is never closed is more likely
-_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
+_INTEGER = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")  # 007 is a name, and would come back as 7
+_PADDED = re.compile(r"\s*[+-]?0[0-9].*")
 _NUMBER = re.compile(r"\s*[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)\s*", re.IGNORECASE)
 
 
@@ -120,7 +121,8 @@ def _learn(kinds: ColumnKinds, name: str, cell: str, where: str) -> None:
         if len(cell) > 18:
             kinds.note_range(name, [_integer(cell, name, where)], where)
     else:
-        kinds.set(name, "float" if _NUMBER.fullmatch(cell) else "bytes")
+        is_number = _NUMBER.fullmatch(cell) and not _PADDED.fullmatch(cell)
+        kinds.set(name, "float" if is_number else "bytes")
 
 
 def _integer(cell: str, name: str, where: str) -> int:

@@ -61,10 +61,15 @@ def _flat_rows(verb: str, paths: Sequence[Path]) -> Iterator[Row]:
             for number, line in enumerate(read_lines(bar, path), start=1):
                 if line.strip():
                     where = f"{path}: line {number}"
-                    named = _parse(line, where).items()
-                    yield Row(
-                        where, {name: _flatten(value, name, where)[0] for name, value in named if value is not None}
-                    )
+                    yield Row(where, _features(line, where))
+
+
+def _features(line: str, where: str) -> dict[str, list[Any]]:
+    try:
+        named = _parse(line, where).items()
+        return {name: _flatten(value, name, where)[0] for name, value in named if value is not None}
+    except RecursionError:
+        raise DataCommandError(f"{where} has lists in lists too deep to be read") from None
 
 
 def _parse(line: str, where: str) -> dict[str, Any]:
@@ -72,8 +77,6 @@ def _parse(line: str, where: str) -> dict[str, Any]:
         found = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataCommandError(f"{where} is no JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise DataCommandError(f"{where} has lists in lists too deep to be read") from None
     except ValueError:
         raise DataCommandError(f"{where} has a number of too many digits; write it as a float, such as 1e20") from None
     if not isinstance(found, dict):

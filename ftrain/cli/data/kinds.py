@@ -11,13 +11,6 @@ KNOWN = "known are .csv, .tsv, .jsonl, .npz, and .tfrecord, also followed by .gz
 
 _TABLES: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".npz": "npz"}
 _RECORDS = re.compile(r"\.(tfrecords?|records?)(-\d+-of-\d+)?(\.(gz|gzip|z|zz|zlib))?\Z", re.IGNORECASE)
-_COMPRESSIONS: dict[str, Literal["GZIP", "ZLIB"]] = {
-    ".gz": "GZIP",
-    ".gzip": "GZIP",
-    ".z": "ZLIB",
-    ".zz": "ZLIB",
-    ".zlib": "ZLIB",
-}
 
 
 def target_kind(path: Path) -> Kind:
@@ -37,7 +30,9 @@ def source_kind(path: Path) -> Kind:
 
 
 def suffix_compression(path: Path) -> Literal["GZIP", "ZLIB"] | None:
-    return _COMPRESSIONS.get(path.suffix.lower())
+    from ftrain.formats.records.compression import SUFFIXES
+
+    return SUFFIXES.get(path.suffix.lower())
 
 
 def plain_name(path: Path) -> Path:

@@ -5,7 +5,7 @@ payload-length payload`. With the key, the kind and the sizes of the four varint
 are known but for the varints, and these have to agree: all of them end where the payload ends.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ _LONGEST_LENGTH = 4  # bytes of a length's varint; above 256 MB records are pars
 _LONGEST_KEY = 256
 _WORD = 8
 _MOST_KNOWN = 64
+_UNKNOWN: Any = object()  # None says that a row does not fit
 
 
 class Match(NamedTuple):
@@ -77,13 +78,14 @@ class Layout:
     def _single_length(self, words: np.ndarray) -> int | None:
         """The same for one row; None if it does not fit."""
         row = words.tobytes()
-        if row not in self._known:
+        known = self._known.get(row, _UNKNOWN)
+        if known is _UNKNOWN:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             lengths, agree = self._lengths(words.view(np.uint8).reshape(1, -1))
             fits = _all((words & self._masks[:, 0]) == self._pattern[:, 0]) and agree is None
-            self._known[row] = int(lengths[0]) if fits else None
-        return self._known[row]
+            known = self._known[row] = int(lengths[0]) if fits else None
+        return known
 
 
 def find_layout(data: bytes, start: int, end: int) -> Layout | None:

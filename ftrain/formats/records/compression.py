@@ -13,6 +13,13 @@ from ftrain.formats.records.framing import HEADER, parse_header
 
 Compression = Literal["auto", "GZIP", "ZLIB"] | None
 WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+SUFFIXES: dict[str, Literal["GZIP", "ZLIB"]] = {
+    ".gz": "GZIP",
+    ".gzip": "GZIP",
+    ".z": "ZLIB",
+    ".zz": "ZLIB",
+    ".zlib": "ZLIB",
+}
 
 _HEAD = 64  # bytes that show the compression
 _PIECE = 1 << 16  # compressed bytes that are read at once

@@ -124,7 +124,8 @@ class RecordScan:
             return self._next_frame(0, delivered) if find_record(window) else None
         if not window.move(0, length + FRAME):
             self._damaged(window.offset, delivered, window.failure or DATA_CUT)
-            return None
+            # A writer may have died within a record, and another have gone on behind it.
+            return self._next_frame(0, delivered) if not window.failure and find_record(window) else None
         return length
 
     def _damaged(self, offset: int, delivered: int, reason: str) -> None:

@@ -11,16 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
-from ftrain.formats.records.compression import WINDOW_BITS, DeflatedFile
+from ftrain.formats.records.compression import SUFFIXES, WINDOW_BITS, DeflatedFile
 from ftrain.formats.records.framing import frame_record
 from ftrain.formats.records.sidecar import remove_sidecar
 
 WRITING = ".writing"  # ends the names of files that are not complete
-_COMPRESSED = (".gz", ".gzip", ".z", ".zz", ".zlib")
 
 
 class RecordWriter:
     """Writes records to `path`, or to shards of it named like train-00000-of-00003.tfrecord.
+
+    They are compressed if the suffix says so, .gz or .zlib, or as `compression` says; None is plain.
 
     A new shard begins after `shard_records` records, or before the record that would take it beyond `shard_bytes`
     (frames included, uncompressed). Until `close` everything is in files that end in ".writing"; if the block is left
@@ -31,7 +32,7 @@ class RecordWriter:
         self,
         path: str | Path,
         *,
-        compression: Literal["GZIP", "ZLIB"] | None = None,
+        compression: Literal["auto", "GZIP", "ZLIB"] | None = "auto",
         shard_records: int | None = None,
         shard_bytes: int | None = None,
         overwrite: bool = False,
@@ -39,7 +40,8 @@ class RecordWriter:
         _check(compression, shard_records, shard_bytes)
         self.path = Path(path)
         self.paths: list[Path] = []
-        self._compression, self._records_limit, self._bytes_limit = compression, shard_records, shard_bytes
+        self._compression = SUFFIXES.get(self.path.suffix.lower()) if compression == "auto" else compression
+        self._records_limit, self._bytes_limit = shard_records, shard_bytes
         self._names = _Names(self.path, sharded=shard_records is not None or shard_bytes is not None)
         self._names.check_free(overwrite)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,13 +175,13 @@ class _Names:
 
 def _suffix(path: Path) -> str:
     """The suffix, together with the one before that of a compression: ".tfrecord.gz"."""
-    packed = path.suffix.lower() in _COMPRESSED
+    packed = path.suffix.lower() in SUFFIXES
     return path.with_suffix("").suffix + path.suffix if packed else path.suffix
 
 
 def _check(compression: str | None, shard_records: int | None, shard_bytes: int | None) -> None:
-    if compression is not None and compression not in WINDOW_BITS:
-        raise ValueError(f'compression is {compression!r}; it must be "GZIP", "ZLIB" or None')
+    if compression not in (None, "auto", *WINDOW_BITS):
+        raise ValueError(f'compression is {compression!r}; it must be "auto", "GZIP", "ZLIB" or None')
     for name, limit in (("shard_records", shard_records), ("shard_bytes", shard_bytes)):
         if limit is not None and limit < 1:
             raise ValueError(f"{name} is {limit}; it must be at least 1, or None for no limit")
