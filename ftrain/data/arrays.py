@@ -1,5 +1,6 @@
 """Arrays: examples in memory, or mapped from .npy and .npz files."""
 
+import os
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ class ArraySource:
             raise TypeError(f"an ArraySource takes arrays by name, {{'x': array}}, got {type(arrays).__name__}")
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._files: Files | None = None
+        self._marks: list[tuple[str | Path, int]] = []  # mapped files and their sizes
         if not self.arrays:
             raise ValueError("an ArraySource needs at least one array")
         scalars = [name for name, array in self.arrays.items() if array.ndim == 0]
@@ -36,8 +38,13 @@ class ArraySource:
 
         Nothing is read before it is asked for, but for an .npz file that is compressed: that one is read whole.
         """
-        source = cls(_map_files(files))
-        source._files = files
+        absolute = (
+            {name: os.path.abspath(path) for name, path in files.items()}
+            if isinstance(files, Mapping)
+            else os.path.abspath(files)
+        )
+        source = cls(_map_files(absolute))
+        source._files, source._marks = absolute, _marks(absolute)
         return source
 
     def __len__(self) -> int:
@@ -47,6 +54,9 @@ class ArraySource:
         return f"ArraySource({', '.join(self.arrays) if self._files is None else self._files})"
 
     def read(self, indices: np.ndarray) -> Batch:
+        for path, size in self._marks:
+            if os.stat(path).st_size != size:  # to touch what a mapped file has lost kills the process
+                raise ValueError(f"{path} was changed while in use; open it again")
         return {name: _rows(array, indices) for name, array in self.arrays.items()}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,12 +66,17 @@ class ArraySource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         if self._files is not None:
-            self.arrays = _map_files(self._files)
+            self.arrays, self._marks = _map_files(self._files), _marks(self._files)
 
 
 def _rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     # Twice as fast as array[indices], but it would copy the whole of an array that is not contiguous.
     return array.take(indices, axis=0) if array.flags.c_contiguous else array[indices]
+
+
+def _marks(files: Files) -> list[tuple[str | Path, int]]:
+    paths = list(files.values()) if isinstance(files, Mapping) else [files]
+    return [(path, os.stat(path).st_size) for path in paths]
 
 
 def _map_files(files: Files) -> dict[str, np.ndarray]:

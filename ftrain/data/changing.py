@@ -101,7 +101,18 @@ def join(examples: list[Example], maker: str) -> Batch:
     for example in itertools.islice(examples, 1, None):
         if example.keys() != names:
             raise ValueError(f"{maker} gave an example with {', '.join(example)}; the first had {', '.join(names)}")
-    return {name: to_rows([example[name] for example in examples]) for name in names}
+    batch = {name: to_rows([example[name] for example in examples]) for name in names}
+    for name, column in batch.items():
+        if column.dtype.hasobject:
+            _check_dtypes(name, column, maker)
+    return batch
+
+
+def _check_dtypes(name: str, column: np.ndarray, maker: str) -> None:
+    """Numbers of several dtypes would become what those that they are read with are."""
+    dtypes = {value.dtype for value in column if isinstance(value, np.ndarray) and value.dtype.kind in "biufc"}
+    if len(dtypes) > 1:
+        raise ValueError(f"{maker} gave {name} as {' and as '.join(sorted(map(str, dtypes)))}; make it one of them")
 
 
 def name_of(function: Callable[..., Any]) -> str:

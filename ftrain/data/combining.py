@@ -60,7 +60,8 @@ class ConcatSource:
         for part, other in zip(chosen[1:], batches[1:], strict=True):
             for name in first.keys() | other.keys():
                 found, wanted = _form(other, name), _form(first, name)
-                if found != wanted and "objects" not in (found, wanted):  # those may be of any length
+                kinds = {form.partition("[")[0] for form in (found, wanted)}
+                if len(kinds - {"objects"}) > 1:  # shapes may differ, to be padded
                     raise ValueError(
                         f"{describe(self.sources[part])} has {name} as {found}, "
                         f"but {describe(self.sources[chosen[0]])} has it as {wanted}; make them alike with a MapSource"
@@ -145,6 +146,6 @@ def _form(batch: Batch, name: str) -> str:
 
 
 def _join(arrays: list[np.ndarray]) -> np.ndarray:
-    if any(array.dtype.hasobject for array in arrays):
+    if any(array.dtype.hasobject for array in arrays) or len({array.shape[1:] for array in arrays}) > 1:
         return settle(to_objects([value for array in arrays for value in array]))
     return np.concatenate(arrays)

@@ -73,7 +73,8 @@ def _pad_feature(name: str, column: np.ndarray, pad: Pad, bucket: int | None, wh
     if len(shapes) > 1:
         raise ValueError(f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}")
     dtype = np.result_type(*(row for row in rows if len(row))) if lengths.any() else rows[0].dtype
-    whole = np.full((len(rows), length, *shapes.pop()), _value(name, pad.value, dtype), dtype)
+    whole = np.empty((len(rows), length, *shapes.pop()), dtype)
+    whole.fill(_value(name, pad.value, dtype))  # np.full would lose zeros at the end of bytes
     for at, row in enumerate(rows):
         if len(row):
             whole[at, : len(row)] = row[:length]

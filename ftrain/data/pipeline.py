@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
@@ -62,6 +63,7 @@ class Pipeline:
         check_pads(pad or {})
         if not len(source):
             raise ValueError(f"{describe(source)} has no examples")
+        batch_size, seed = operator.index(batch_size), operator.index(seed)
         self.source, self.batch_size, self.seed, self.shuffle, self.epochs = source, batch_size, seed, shuffle, epochs
         self.pad, self.transform, self.threads, self.workers = dict(pad or {}), transform, threads, workers
         self.shard_index, self.shard_count = shard_index, shard_count
@@ -105,6 +107,7 @@ class Pipeline:
 
     def indices(self, step: int, count: int = 1) -> np.ndarray:
         """The examples of this process's part of `count` batches from `step` on, by their index in the source."""
+        step, count = operator.index(step), operator.index(count)
         if step < 0 or count < 1:
             raise ValueError(f"there is no step {step}" if step < 0 else f"count must be >= 1, got {count}")
         if self.steps is not None and step + count > self.steps:
@@ -150,9 +153,11 @@ class Pipeline:
         indices = self.indices(step, count)
         try:
             batch = self.source.read(indices)
-            if any([len(array) != len(indices) for array in batch.values()]):  # noqa: C419 - quicker than a generator
-                check_batch(batch, len(indices), describe(self.source))
+            if type(batch) is not dict or not _is_batch(batch, len(indices)):
+                batch = check_batch(batch, len(indices), describe(self.source))
             return batch if self.transform is None else self._transformed(batch, indices, step, count)
+        except StopIteration as error:  # it would be lost in a generator
+            raise EndOfData(f"{describe(self.source)} has no more examples") from error
         except Exception as error:
             steps = f"step {step + 1}" if count == 1 else f"the steps from {step + 1} to {step + count}"
             error.add_note(f"while the input of {steps} was read from {describe(self.source)}")
@@ -186,6 +191,12 @@ class Pipeline:
             raise ValueError("several processes cannot agree on the longest example of a batch; give Pad a length")
         if not self._batching.is_whole(count):
             raise ValueError(f"last='keep' leaves batches that do not divide over {count} processes; use 'drop'")
+
+
+def _is_batch(batch: Any, count: int) -> bool:
+    # A list, not a generator: this is done for every batch.
+    is_sound = [type(array) is np.ndarray and array.shape[:1] == (count,) for array in batch.values()]
+    return all(is_sound)
 
 
 def _batching(

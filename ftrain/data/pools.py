@@ -1,7 +1,9 @@
 """Pools: threads, or worker processes, that do what they are asked to; nobody waits for one that hangs."""
 
+import concurrent.futures
 import functools
 import multiprocessing
+import os
 import queue
 import signal
 import threading
@@ -9,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 from ftrain.coordination import EndOfData
@@ -75,13 +78,11 @@ class Threads:
 
     def _wait(self, future: "Future[Any]") -> Any:
         while True:
-            try:
-                return future.result(_POLL)
-            except TimeoutError:
-                if future.done():
-                    raise
-                if self._stopped():
-                    raise EndOfData("the data are no longer wanted") from None
+            concurrent.futures.wait([future], _POLL)
+            if future.done():
+                return future.result()
+            if self._stopped():
+                raise EndOfData("the data are no longer wanted")
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - it tells of an error
@@ -119,13 +120,16 @@ class Workers:
 class _Worker:
     def __init__(self, work: Callable[[Any], Any], stopped: Callable[[], bool], name: str):
         self._stopped, self._name = stopped, name
-        self._sent, self._answers = 0, {}
+        self._sent, self._received = 0, 0
+        self._answers: dict[int, tuple[Any, Exception | None, str]] = {}  # that nobody has asked for yet
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, work), name="ftrain-worker", daemon=True)
         try:
             self._process.start()
-        except (TypeError, AttributeError, ImportError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of many kinds, and none of its own
             self._line.close()
             raise TypeError(
                 f"{name} cannot be sent to a worker process: {error}; functions must be importable, and no lambdas"
@@ -153,9 +157,9 @@ class _Worker:
 
     def _wait(self, number: int) -> Any:
         while number not in self._answers:
-            self._answers[len(self._answers)] = self._receive()
-        made, error, trace = self._answers[number]
-        self._answers[number] = None  # not kept: it may be large
+            self._answers[self._received] = self._receive()
+            self._received += 1
+        made, error, trace = self._answers.pop(number)
         if error is not None:
             raise error from WorkerTraceback(trace)
         return made
@@ -168,6 +172,10 @@ class _Worker:
             return self._line.recv()
         except (EOFError, OSError):
             raise self._gone() from None
+        except EndOfData:
+            raise
+        except Exception as error:  # noqa: BLE001 - it was sent, but cannot be made here
+            return None, RuntimeError(f"what a worker process sent cannot be read: {type(error).__name__}: {error}"), ""
 
     def _gone(self) -> RuntimeError:
         self._process.join(_GRACE)
@@ -185,6 +193,7 @@ def _serve(line: Connection, work: Callable[[Any], Any]) -> None:
 
     jax.config.update("jax_platforms", "cpu")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             order = line.recv()
@@ -193,15 +202,34 @@ def _serve(line: Connection, work: Callable[[Any], Any]) -> None:
         _answer(line, work, order)
 
 
+def _end_with_parent() -> None:
+    """A read may take long, and nobody would wait for it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _answer(line: Connection, work: Callable[[Any], Any], order: Any) -> None:
     try:
         answer = work(order), None, ""
     except Exception as error:  # noqa: BLE001 - raised by whoever waits for the answer
-        answer = None, error, traceback.format_exc()
+        answer = None, _sendable(error), traceback.format_exc()
     try:
         line.send(answer)
     except OSError:  # nobody waits any more
         return
-    except Exception as error:  # noqa: BLE001 - some answers, and some errors, cannot be sent
-        shown = answer[1] if answer[1] is not None else error
-        line.send((None, RuntimeError(f"{type(shown).__name__}: {shown}"), answer[2]))
+    except Exception as error:  # noqa: BLE001 - some answers cannot be sent
+        line.send((None, TypeError(f"what was read cannot be sent to another process: {error}"), ""))
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or one that says the same, if it would not arrive."""
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(error))  # pyright: ignore[reportAttributeAccessIssue] - a wrong stub
+    except Exception:  # noqa: BLE001 - whatever it is
+        told = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", []):
+            told.add_note(note)
+        return told
+    return error

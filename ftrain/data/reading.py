@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ftrain.coordination import EndOfData
 from ftrain.data.pipeline import Pipeline
 from ftrain.data.pools import AtOnce, Pool, Result, Threads, Workers
 from ftrain.data.source import Batch, describe
@@ -66,8 +65,6 @@ def _start(pipeline: Pipeline, stopped: Callable[[], bool]) -> Pool:
 def _finish(order: Read, result: Result, pool: Pool) -> Iterator[Done]:
     try:
         done = result()
-    except EndOfData:
-        raise
     except Exception:
         if order.count == 1:
             raise

@@ -18,7 +18,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at `indices`, stacked along a leading axis."""
+        """The examples at `indices`, stacked along a leading axis, in arrays that are the caller's to change."""
         ...
 
 
@@ -94,7 +94,9 @@ def settle(column: np.ndarray) -> np.ndarray:
     """Objects that are arrays of one shape as one array, so that it does not matter who was read with whom."""
     if column.dtype != object or not all(isinstance(value, np.ndarray) for value in column):
         return column
-    return np.stack(list(column)) if len({value.shape for value in column}) == 1 else column
+    if len({value.shape for value in column}) > 1 or len({value.dtype for value in column}) > 1:
+        return column
+    return np.stack(list(column))
 
 
 def to_objects(values: list[Any]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Text: the lines of files, read by number."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,9 +28,10 @@ class TextSource:
         skip_empty: bool = False,
         name: str = "text",
     ):
-        self.paths, self.encoding, self.name = match_files(files), encoding, name
+        self.paths = [Path(os.path.abspath(path)) for path in match_files(files)]
+        self.encoding, self.name = encoding, name
+        self._marks = [(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in self.paths)]
         self._lines = [_find_lines(path, skip_empty) for path in self.paths]
-        self._sizes = [path.stat().st_size for path in self.paths]
         self._starts = np.cumsum([0, *map(len, self._lines)])
         self._maps = MappedFiles()
 
@@ -68,7 +70,7 @@ class TextSource:
         return int(np.searchsorted(self._starts, index, "right")) - 1
 
     def _bytes(self, number: int, start: int, end: int) -> bytes:
-        return self._maps.get(self.paths[number], self._sizes[number])[start:end] if end > start else b""
+        return self._maps.get(self.paths[number], *self._marks[number])[start:end] if end > start else b""
 
 
 def _find_lines(path: Path, skip_empty: bool) -> np.ndarray:

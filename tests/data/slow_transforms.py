@@ -27,3 +27,16 @@ def die(example, rng):
 
 def hang(example, rng):
     time.sleep(600)
+
+
+class Peculiar(Exception):  # noqa: N818
+    """It cannot be sent: what it is made of is not what it tells."""
+
+    def __init__(self, first, second):
+        super().__init__("peculiar")
+
+
+def raise_peculiar(example, rng):
+    if example["n"] == 40:
+        raise Peculiar(1, 2)
+    return example

@@ -74,3 +74,11 @@ def test_a_damaged_archive_is_an_error_or_reads_something(tmp_path_factory, data
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     with contextlib.suppress(ValueError):
         len(ArraySource.open(path))
+
+
+def test_a_mapped_file_that_shrinks_does_not_kill_the_process(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((100_000, 10)))
+    source = ArraySource.open(tmp_path / "x.npy")
+    np.save(tmp_path / "x.npy", np.ones((10, 10)))
+    with pytest.raises(ValueError, match=r"x\.npy was changed while in use"):
+        source.read(np.array([99_999]))

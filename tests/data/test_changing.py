@@ -21,6 +21,33 @@ def test_examples_are_mapped_one_by_one_also_to_unequal_lengths():
     assert source.read(np.array([2, 2]))["row"].shape == (2, 2)
 
 
+def test_numbers_of_several_dtypes_would_depend_on_the_company():
+    source = MapSource(numbers(), lambda example: {"v": int(example["n"]) if example["n"] < 8 else 0.5}, each=True)
+    assert source.read(np.arange(8))["v"].dtype == np.int64
+    with pytest.raises(ValueError, match="gave v as float64 and as int64; make it one of them"):
+        source.read(np.arange(16))
+
+
+def test_a_source_of_ones_own_is_checked():
+    class Careless:
+        def __init__(self, answer):
+            self.answer = answer
+
+        def __len__(self):
+            return 10
+
+        def read(self, indices):
+            return self.answer
+
+    assert Pipeline(Careless({"x": [1, 2]}), batch_size=2).batch(0)["x"].tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"Careless gave x with the shape \(3,\), wanted 2 along the first axis"):
+        Pipeline(Careless({"x": np.ones(3)}), batch_size=2).batch(0)
+    with pytest.raises(TypeError, match="Careless should answer with a dict of arrays, got ndarray"):
+        Pipeline(Careless(np.ones(2)), batch_size=2).batch(0)
+    with pytest.raises(TypeError, match=r"a source has a length and read\(indices\), dict has not; use ArraySource"):
+        Pipeline({"x": np.ones(3)}, batch_size=1)
+
+
 def test_what_a_function_answers_is_checked():
     with pytest.raises(TypeError, match="should answer with a dict of arrays, got list"):
         MapSource(numbers(), lambda batch: [1]).read(np.array([0]))

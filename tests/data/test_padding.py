@@ -36,6 +36,7 @@ def test_empty_rows_take_the_form_of_the_others():
 def test_texts_are_padded_too():
     rows = to_rows([np.array([b"a", b"b"], object), np.array([b"c"], object)])
     assert pad_batch({"x": rows}, {"x": Pad(value=b"")})["x"].tolist() == [[b"a", b"b"], [b"c", b""]]
+    assert pad_batch({"x": rows}, {"x": Pad(value=b"p\0")})["x"].tolist() == [[b"a", b"b"], [b"c", b"p\0"]]
 
 
 @pytest.mark.parametrize(

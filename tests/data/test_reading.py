@@ -76,6 +76,28 @@ def test_an_error_arrives_with_the_source_and_the_example(options):
     batches.close()
 
 
+def test_an_error_that_cannot_be_sent_is_told_all_the_same():
+    source = ArraySource({"n": np.arange(64)})
+    pipeline = Pipeline(source, batch_size=8, shuffle=False, transform=slow_transforms.raise_peculiar, workers=1)
+    batches = feed(pipeline)
+    with pytest.raises(RuntimeError, match="Peculiar: peculiar") as caught:
+        list(batches)
+    assert "raised by raise_peculiar, given ArraySource(n): example 40" in caught.value.__notes__
+    assert "in raise_peculiar" in str(caught.value.__cause__)
+    batches.close()
+
+
+def test_a_source_that_stops_ends_the_data():
+    class Ending(ArraySource):
+        def read(self, indices):
+            if indices.max() >= 20:
+                raise StopIteration
+            return super().read(indices)
+
+    source = Ending({"n": np.arange(64)})
+    assert len(list(feed(Pipeline(source, batch_size=5, shuffle=False)))) == 4
+
+
 def test_a_worker_that_dies_is_told(pipeline):
     batches = feed(make(pipeline, transform=slow_transforms.die, workers=1))
     with pytest.raises(RuntimeError, match=r"that read from ArraySource\(x, y\) is gone \(exit code 1\)"):

@@ -25,6 +25,11 @@ def write_shards(directory, shards, pack=bytes):
     return str(directory / "train-*.tfrecord")
 
 
+def write(path, records):
+    path.write_bytes(b"".join(map(frame_record, records)))
+    return path
+
+
 def flip(path, place):
     content = bytearray(path.read_bytes())
     content[place] ^= 1
@@ -220,3 +225,33 @@ def test_files_and_errors_go_to_other_processes(tmp_path):
         with pytest.raises(DamagedRecordError, match=r"00003.tfrecord: record 0 at byte 0 is damaged") as error:
             pool.submit(read_and_fail, files, 4).result()
     assert (error.value.number, error.value.offset, error.value.uncompressed) == (0, 0, False)
+
+
+def test_the_working_directory_may_change(tmp_path, monkeypatch):
+    write(tmp_path / "records", [b"here"])
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other" / "records", [b"else"])
+    monkeypatch.chdir(tmp_path)
+    files = RecordFiles("records")
+    monkeypatch.chdir("other")
+    assert files.read([0]) == [b"here"]
+    assert files.where(0) == "records: record 0"
+
+
+def test_a_file_that_was_replaced_by_one_of_its_size_is_noticed(tmp_path):
+    path = write(tmp_path / "records", [b"old"])
+    files = RecordFiles(path)
+    assert files.read([0]) == [b"old"]
+    write(tmp_path / "new", [b"new"]).replace(path)
+    os.utime(path, (1, 1))
+    with pytest.raises(ValueError, match="was changed while in use"):
+        files.read([0])
+
+
+def test_what_is_no_regular_file_has_no_index(tmp_path):
+    with pytest.raises(ValueError, match="is no regular file"):
+        RecordFiles("/dev/null")
+    path = write(tmp_path / "records", [b"a"])
+    (tmp_path / "records.index").write_text("somebody else's")
+    assert RecordFiles(path).read([0]) == [b"a"]
+    assert (tmp_path / "records.index").read_text() == "somebody else's"

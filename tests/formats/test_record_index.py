@@ -182,7 +182,8 @@ def test_any_damage_of_a_sidecar_has_it_built_again(tmp_path, walks):
     for content in damaged:
         sidecar.write_bytes(content)
         check(index_records(path), path, RECORDS)
-        assert sidecar.read_bytes() == good
+        # Without its first bytes nobody knows whose file it is, and it stays.
+        assert sidecar.read_bytes() == (good if content[:16] == good[:16] else content)
     assert len(walks) == 1 + len(damaged)
 
 

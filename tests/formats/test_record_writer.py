@@ -55,6 +55,22 @@ def test_the_suffix_says_how_it_is_compressed(tmp_path, name, head):
     assert (tmp_path / "plain.gz").read_bytes().startswith(b"\x03\0")
 
 
+@pytest.mark.parametrize("options", [{}, {"shard_records": 5}])
+def test_two_writers_do_not_mix_up_their_files(tmp_path, options):
+    path = tmp_path / "train.tfrecord"
+    with RecordWriter(path, **options) as writer:
+        writer.write(b"old")
+    first = RecordWriter(path, overwrite=True, **options)
+    first.write(b"first")
+    with pytest.raises(FileExistsError, match="is being written by another writer"):
+        RecordWriter(path, overwrite=True, **options)
+    first.close()
+    assert list(read_records(first.paths[0])) == [b"first"]
+    with RecordWriter(path, overwrite=True, **options) as again:  # what was held is free again
+        again.write(b"again")
+    assert list(read_records(again.paths[0])) == [b"again"]
+
+
 def test_what_is_discarded_leaves_what_was_there(tmp_path):
     path = tmp_path / "train.tfrecord"
     with RecordWriter(path) as writer:

@@ -339,3 +339,13 @@ def test_unknown_options_are_refused_at_once(tmp_path):
         read_records(tmp_path, compression="gz")
     with pytest.raises(ValueError, match="on_damage is 'ignore'"):
         read_records(tmp_path, on_damage="ignore")
+
+
+def test_a_record_that_was_cut_does_not_take_others_with_it(tmp_path):
+    torn = frame_record(bytes(1000))[:200]  # its length claims a part of what was appended
+    later = [b"record %03d" % number for number in range(100)]
+    path = tmp_path / "records"
+    path.write_bytes(torn + frames(later))
+    records, damages = read_skipping(path)
+    assert records == later
+    assert len(damages) == 1

@@ -19,6 +19,10 @@ def match(files: Sequence[str]) -> list[Path]:
     from ftrain.formats.records.patterns import match_files
 
     try:
-        return match_files(files)
+        found = match_files(files)
     except (OSError, ValueError) as error:
         raise DataCommandError(f"{error}") from None
+    for path in found:
+        if path.exists() and not path.is_file():
+            raise DataCommandError(f"{path} is no regular file, a pipe or a device; save it to a file first")
+    return found

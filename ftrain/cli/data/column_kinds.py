@@ -52,7 +52,10 @@ class ColumnKinds:
 
 def as_floats(values: Any, name: str, where: str) -> np.ndarray:
     """The values as float32, in which Examples keep them; an error if one would become infinite."""
-    wide = np.asarray(values, np.float64)
+    try:
+        wide = np.asarray(values, np.float64)
+    except OverflowError:
+        raise DataCommandError(f"{where}: feature {name} has an integer beyond any float") from None
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
     lost = np.isinf(narrow) & np.isfinite(wide)

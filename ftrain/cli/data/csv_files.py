@@ -1,6 +1,7 @@
 """Tables of text: the first line names the features, an empty cell is a missing one."""
 
 import csv
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -137,7 +138,11 @@ def _integer(cell: str, name: str, where: str) -> int:
 def _value(kind: str | None, cell: str, name: str, where: str) -> int | bytes | np.ndarray:
     if kind == "int64":
         return int(cell)
-    return as_floats(float(cell), name, where) if kind == "float" else cell.encode()
+    if kind != "float":
+        return cell.encode()
+    if math.isinf(value := float(cell)) and "inf" not in cell.lower():
+        raise DataCommandError(f"{where}: feature {name} has the value {cell}, beyond any float")
+    return as_floats(value, name, where)
 
 
 def _cell(values: np.ndarray | None, name: str, where: str) -> str:

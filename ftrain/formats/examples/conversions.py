@@ -127,7 +127,8 @@ def pad_rows(values: np.ndarray, counts: np.ndarray, length: int | None, pad: An
     length = largest(counts) if length is None else length
     if (counts == length).all():
         return values.reshape(len(counts), length, *values.shape[1:])
-    rows = np.full((len(counts), length, *values.shape[1:]), pad, values.dtype)
+    rows = np.empty((len(counts), length, *values.shape[1:]), values.dtype)
+    rows.fill(pad)  # np.full would lose zeros at the end of bytes
     rows[np.arange(length) < counts[:, None]] = values
     return rows
 

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import sys
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -58,7 +57,7 @@ class ByteStream:
         """No more bytes than these can follow; it keeps a wrong length from being believed."""
         status = os.fstat(self._file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            return sys.maxsize
+            return 1 << 62  # of a pipe nobody knows
         left = len(self._pending) + max(status.st_size - self._file.tell(), 0)
         return left if self._inflate is None else (left + _PIECE) * _MOST
 

@@ -4,6 +4,7 @@ files = RecordFiles("data/train-*.tfrecord")
 first, last = files.read([0, len(files) - 1])
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -49,7 +50,9 @@ class RecordFiles:
         self._verify = verify
         indices = [_index(path, on_damage, sidecar, cache, compression) for path in self.paths]
         self.damages = [damage for index in indices for damage in index.damages]
-        self._plain, self._sizes = [index.path for index in indices], [index.size for index in indices]
+        self._plain = [Path(os.path.abspath(index.path)) for index in indices]  # whatever the working directory becomes
+        self._packed = [index.path != path for index, path in zip(indices, self.paths, strict=True)]
+        self._marks = [(index.size, index.mtime_ns) for index in indices]
         self._damaged_at = [[damage.offset for damage in index.damages] for index in indices]
         # The running number of each file's first record, and the number of all.
         self._starts = np.cumsum([0, *(len(index) for index in indices)])
@@ -110,7 +113,7 @@ class RecordFiles:
         return b"".join(frames), places
 
     def _map(self, file: int) -> mmap:
-        return self._maps.get(self._plain[file], self._sizes[file])
+        return self._maps.get(self._plain[file], *self._marks[file])
 
     def _locate(self, row: int) -> tuple[int, int]:
         """The file of a record and its number there as `read_records` counts, with those that are damaged."""
@@ -122,8 +125,8 @@ class RecordFiles:
         if wrong.any():
             row = int(rows[wrong.argmax()])
             file, number = self._locate(row)
-            packed = self._plain[file] != self.paths[file]
-            raise DamagedRecordError(self.paths[file], number, int(self._offsets[row]), reason, uncompressed=packed)
+            offset, packed = int(self._offsets[row]), self._packed[file]
+            raise DamagedRecordError(self.paths[file], number, offset, reason, uncompressed=packed)
 
 
 def _index(

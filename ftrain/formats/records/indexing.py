@@ -1,6 +1,7 @@
 """The index of a record file: where each of its records lies, for reading them in any order."""
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def index_records(path: str | Path, *, on_damage: OnDamage = "raise", sidecar: b
     path = Path(path)
     _refuse_compressed(path)
     status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path}: is no regular file, and only those can be read in any order")
     frames = load_sidecar(path, status, on_damage) if sidecar else None
     if frames is None:
         frames = walk_frames(path, on_damage)

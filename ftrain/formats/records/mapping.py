@@ -10,7 +10,7 @@ MOST_OPEN = 128  # each holds a file descriptor
 
 
 class MappedFiles:
-    """Maps of files that must keep their size; those not used for longest are let go. For use by several threads."""
+    """Maps of files that must stay as they are; those not used for longest are let go. For use by several threads."""
 
     def __init__(self) -> None:
         self._maps: OrderedDict[Path, mmap.mmap] = OrderedDict()
@@ -20,13 +20,13 @@ class MappedFiles:
     def __reduce__(self) -> tuple:
         return MappedFiles, ()
 
-    def get(self, path: Path, size: int) -> mmap.mmap:
-        """The map of a file of `size` bytes. Who holds it may use it for as long as they like."""
-        now = os.stat(path).st_size
+    def get(self, path: Path, size: int, mtime_ns: int) -> mmap.mmap:
+        """The map of a file that has this size and time. Who holds it may use it for as long as they like."""
+        now = os.stat(path)
         # To touch what a mapped file has lost kills the process.
-        if now != size:
+        if (now.st_size, now.st_mtime_ns) != (size, mtime_ns):
             raise ValueError(
-                f"{path}: was changed while in use, it has {now} bytes and had {size} when it was indexed; "
+                f"{path}: was changed while in use, it has {now.st_size} bytes and had {size} when it was indexed; "
                 "open the files again"
             )
         with self._lock:

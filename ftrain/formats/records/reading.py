@@ -94,10 +94,14 @@ class RecordScan:
             # The mask is written out here: a call for each record would take longer than its checksum.
             if verify and crc_at(data, end - 4)[0] != ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF:
                 self._damaged(offset + at, delivered, DATA_WRONG)
+                place = self._beyond(at, end - at)
+                if place is None:
+                    return
+                data, offset, at = self._window.data, self._window.offset, place
             else:
                 delivered += 1
                 yield offset + at, record
-            at = end
+                at = end
 
     def _learn(self, header: bytes) -> int:
         """The length in a header, -1 if it is damaged or not all there."""
@@ -127,6 +131,18 @@ class RecordScan:
             # A writer may have died within a record, and another have gone on behind it.
             return self._next_frame(0, delivered) if not window.failure and find_record(window) else None
         return length
+
+    def _beyond(self, at: int, size: int) -> int | None:
+        """Moves the window to a frame with damaged data at `at`; where in it to go on, None if nothing is left."""
+        window = self._window
+        if window.move(at, size + HEADER.size):
+            is_followed = parse_header(window.data[size : size + HEADER.size]) is not None
+        else:
+            is_followed = len(window.data) == size  # the file ends here
+        if is_followed:
+            return size
+        # It may have been cut, and others written behind it, of which its length claims a part.
+        return 0 if find_record(window) else None
 
     def _damaged(self, offset: int, delivered: int, reason: str) -> None:
         number = delivered + self._damages

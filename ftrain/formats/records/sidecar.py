@@ -40,6 +40,8 @@ def load_sidecar(path: Path, status: os.stat_result, on_damage: OnDamage) -> Fra
 def save_sidecar(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames) -> None:
     """Writes the sidecar of a file if that is possible; an index that is not kept is only built again."""
     target = sidecar_path(path)
+    if not stat.S_ISREG(status.st_mode) or (os.path.lexists(target) and not is_sidecar(target)):
+        return  # no file to keep an index of, or somebody else's file
     # Several processes may index a file at once: each writes its own, and the last one stays.
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
     try:
@@ -73,7 +75,7 @@ def _remove(path: Path) -> None:
 
 def _format(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames) -> bytes:
     header = {
-        **_identity(path, status),
+        **identity(path, status),
         "count": len(frames.offsets),
         "mode": on_damage,
         "damages": [[damage.number, damage.offset, damage.reason] for damage in frames.damages],
@@ -84,7 +86,7 @@ def _format(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Fra
     return content + _UINT32.pack(google_crc32c.value(content))
 
 
-def _identity(path: Path, status: os.stat_result) -> dict[str, int]:
+def identity(path: Path, status: os.stat_result) -> dict[str, int]:
     """What must be the same for a sidecar to be that of this file."""
     with open(path, "rb") as file:
         head = file.read(_EDGE)
@@ -108,7 +110,7 @@ def _parse(path: Path, content: bytes, status: os.stat_result, on_damage: OnDama
         return None
     end = start + _UINT32.unpack_from(content, len(_MAGIC))[0]
     header = json.loads(content[start:end])
-    if any(header[name] != value for name, value in _identity(path, status).items()):
+    if any(header[name] != value for name, value in identity(path, status).items()):
         return None
     offsets, lengths = np.frombuffer(content[end:-4], "<i8").astype(np.int64).reshape(2, header["count"])
     damages = tuple(_damage(path, *entry) for entry in header["damages"])

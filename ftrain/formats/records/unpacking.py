@@ -1,6 +1,7 @@
 """Plain copies of compressed record files, made once and kept in a cache directory."""
 
 import hashlib
+import json
 import os
 import uuid
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from ftrain.formats.records.compression import ByteStream, Compression, StreamError
 from ftrain.formats.records.reading import OnDamage, read_records
 from ftrain.formats.records.resync import CHUNK
+from ftrain.formats.records.sidecar import identity
 
 
 def unpack(path: Path, cache: str | Path, compression: Compression, on_damage: OnDamage) -> Path:
@@ -27,9 +29,8 @@ def unpack(path: Path, cache: str | Path, compression: Compression, on_damage: O
 
 
 def _name(path: Path) -> str:
-    status = os.stat(path)
-    identity = f"{os.path.abspath(path)}\n{status.st_size}\n{status.st_mtime_ns}"
-    return f"{path.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.tfrecord"
+    known_by = json.dumps({"path": os.path.abspath(path)} | identity(path, os.stat(path)))
+    return f"{path.name[:100]}-{hashlib.sha256(known_by.encode()).hexdigest()[:16]}.tfrecord"
 
 
 def _inflate(path: Path, target: Path, compression: Compression, on_damage: OnDamage) -> None:

@@ -4,6 +4,7 @@ with RecordWriter("train.tfrecord", shard_records=10_000) as writer:
     writer.write(example.SerializeToString())
 """
 
+import fcntl
 import os
 import re
 from contextlib import suppress
@@ -45,8 +46,9 @@ class RecordWriter:
         self._names = _Names(self.path, sharded=shard_records is not None or shard_bytes is not None)
         self._names.check_free(overwrite)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._names.remove_unfinished()
         self._closed, self._failed, self._shards = False, False, 0
+        self._lock = _hold(self._names.unfinished(0))
+        self._names.remove_unfinished(but=self._names.unfinished(0))
         self._begin_shard()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -71,15 +73,18 @@ class RecordWriter:
         self._closed = True
         if self._failed:
             self._file.close()
+            os.close(self._lock)
             raise ValueError(f"{self.path}: not complete, as a write failed; what there is ends in {WRITING}")
-        self._end_shard()
-        self.paths = self._names.publish(self._shards)
+        try:
+            self._end_shard()
+            self.paths = self._names.publish(self._shards)
+        finally:
+            os.close(self._lock)
 
     def discard(self) -> None:
         """Gives up: what was written goes, and what was there before stays."""
-        self._closed = True
-        with suppress(OSError):  # of a disk that is full: it would be written to once more
-            self._file.close()
+        if not self._closed:
+            self._leave()
         self._names.remove_unfinished()
 
     def __enter__(self) -> Self:
@@ -91,8 +96,14 @@ class RecordWriter:
         if kind is None:
             self.close()
         elif not self._closed:
-            self._closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        """Gives the files up as they are."""
+        self._closed = True
+        with suppress(OSError):  # of a disk that is full: it would be written to once more
             self._file.close()
+        os.close(self._lock)
 
     def _is_full(self, size: int) -> bool:
         if not self._records:  # a shard holds a record at least, however long
@@ -133,9 +144,10 @@ class _Names:
         part = f"-{shard:05d}" if self._sharded else ""
         return self._path.with_name(f"{self._stem}{part}{self._suffix}{WRITING}")
 
-    def remove_unfinished(self) -> None:
+    def remove_unfinished(self, but: Path | None = None) -> None:
         for path in self._existing(r"-\d{5,}", WRITING):
-            path.unlink()
+            if path != but:
+                path.unlink(missing_ok=True)
 
     def check_free(self, overwrite: bool) -> None:
         if not self._sharded and self._path.is_dir():
@@ -171,6 +183,23 @@ class _Names:
         if not self._path.parent.is_dir():
             return []
         return sorted(path for path in self._path.parent.iterdir() if pattern.fullmatch(path.name))
+
+
+def _hold(path: Path) -> int:
+    """Makes and locks the first file of a write, as long as it is written: two writers would mix up their files."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise FileExistsError(
+                f"{path}: exists already, and is being written by another writer; wait for it, or choose another name"
+            ) from None
+        # The writer that had it may have given it its final name in between.
+        if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+        os.close(descriptor)
 
 
 def _suffix(path: Path) -> str:
