@@ -107,7 +107,8 @@ class Pipeline:
 
     def indices(self, step: int, count: int = 1) -> np.ndarray:
         """The examples of this process's part of `count` batches from `step` on, by their index in the source."""
-        step, count = operator.index(step), operator.index(count)
+        if type(step) is not int:
+            step = operator.index(step)  # numpy's would overflow
         if step < 0 or count < 1:
             raise ValueError(f"there is no step {step}" if step < 0 else f"count must be >= 1, got {count}")
         if self.steps is not None and step + count > self.steps:
@@ -134,8 +135,10 @@ class Pipeline:
         return self.summary() | of_step
 
     def _finished(self, batch: Batch, step: int) -> Batch:
-        if any([array.dtype.hasobject for array in batch.values()]):  # noqa: C419 - a generator would take longer
-            batch = {name: settle(array) for name, array in batch.items()}
+        for array in batch.values():
+            if array.dtype.hasobject:
+                batch = {name: settle(array) for name, array in batch.items()}
+                break
         if not self.pad:
             return batch
         return pad_batch(
@@ -153,7 +156,7 @@ class Pipeline:
         indices = self.indices(step, count)
         try:
             batch = self.source.read(indices)
-            if type(batch) is not dict or not _is_batch(batch, len(indices)):
+            if not _is_batch(batch, len(indices)):
                 batch = check_batch(batch, len(indices), describe(self.source))
             return batch if self.transform is None else self._transformed(batch, indices, step, count)
         except StopIteration as error:  # it would be lost in a generator
@@ -194,9 +197,12 @@ class Pipeline:
 
 
 def _is_batch(batch: Any, count: int) -> bool:
-    # A list, not a generator: this is done for every batch.
-    is_sound = [type(array) is np.ndarray and array.shape[:1] == (count,) for array in batch.values()]
-    return all(is_sound)
+    if type(batch) is not dict:
+        return False
+    for array in batch.values():  # noqa: SIM110 - written out, as it is done for every batch
+        if type(array) is not np.ndarray or not array.ndim or len(array) != count:
+            return False
+    return True
 
 
 def _batching(
