@@ -67,7 +67,9 @@ def pieces(
             kind = watch.kind(single, step, expected=expected)
             if kind not in examples:
                 examples[kind] = _examples(single)
-            ready.append(Piece(count, batch if put is None else put(check_numbers(batch), count), kind, examples[kind]))
+                if put is not None:
+                    check_numbers(single)
+            ready.append(Piece(count, batch if put is None else put(batch, count), kind, examples[kind]))
             step += count
         yield ready
 
