@@ -7,7 +7,8 @@ import numpy as np
 
 from ftrain.data.order import order_of
 from ftrain.data.permutation import permute
-from ftrain.data.source import Batch, Source, describe, settle, to_objects, where
+from ftrain.data.source import Batch, Source, describe, settle, where
+from ftrain.formats.examples.columns import as_objects
 
 _PERIOD = 10_000  # draws after which a mixture has its weights exactly, as far as they are multiples of 1 / _PERIOD
 
@@ -147,5 +148,5 @@ def _form(batch: Batch, name: str) -> str:
 
 def _join(arrays: list[np.ndarray]) -> np.ndarray:
     if any(array.dtype.hasobject for array in arrays) or len({array.shape[1:] for array in arrays}) > 1:
-        return settle(to_objects([value for array in arrays for value in array]))
+        return settle(as_objects([value for array in arrays for value in array]))
     return np.concatenate(arrays)

@@ -11,9 +11,9 @@ from ftrain.data.source import Batch
 class GrainSource:
     """The elements, dicts, of a `grain.MapDataset`, or of any sequence with a length that is indexed one by one.
 
-    For transforms that were written for grain: its own random map and shuffle are a function of the index and so as
-    repeatable as they are. It reads element by element, tens of thousands a second; `Pipeline(..., workers=n)` lets
-    processes do that. A `grain.IterDataset` cannot be asked for an element by number: it is a `Stream`.
+    For transforms that were written for grain. Its own random map and shuffle depend on the index alone, so batches
+    stay repeatable. It reads element by element, tens of thousands a second; `Pipeline(..., workers=n)` lets processes
+    do that. A `grain.IterDataset` cannot be asked for an element by number: it is a `Stream`.
     """
 
     def __init__(self, dataset: Any):

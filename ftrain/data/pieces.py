@@ -12,6 +12,7 @@ import numpy as np
 from ftrain.data.pipeline import Pipeline
 from ftrain.data.reading import Done, Read, read_ahead
 from ftrain.data.shapes import ShapeWatch, check_numbers
+from ftrain.data.source import size_of
 
 CHUNK_BYTES = 1 << 20  # small batches are read several at a time, up to this many bytes
 CHUNK_STEPS = 64
@@ -106,8 +107,7 @@ class _Chunk:
     def adapt(self, done: Done) -> None:
         if done.order.stacked or done.order.count < self.steps:
             return
-        size = sum(array.nbytes for array in done.batches[0].values())
-        most = min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size, 1)))
+        most = min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size_of(done.batches[0]), 1)))
         if done.seconds < CHUNK_SECONDS / 4:
             self.steps = min(2 * self.steps, most)
         elif done.seconds > CHUNK_SECONDS:

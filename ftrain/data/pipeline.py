@@ -31,7 +31,7 @@ class Pipeline:
       buckets: batches of examples of similar length, instead of consecutive ones.
       pad: features of unequal lengths, and how each is padded.
       transform: what is made of each example, given it and a generator of random numbers that is its own at this step.
-      threads: that read and decode ahead, each a batch or several small ones.
+      threads: that read and decode ahead, each a batch or several small ones; they call the source at the same time.
       workers: processes that do so, for transforms that are heavy work in Python; the source and all functions are sent
         to them, so these must be importable.
     """

@@ -8,11 +8,13 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import jax
+import numpy as np
 
 from ftrain.coordination import Coordinator, EndOfData, LooperThread
 from ftrain.data.pieces import Piece, Put, pieces
 from ftrain.data.pipeline import Pipeline
 from ftrain.data.shapes import ShapeWatch
+from ftrain.data.source import size_of
 
 DEPTH = 4  # lists of items that wait, ready, ahead of use
 GRACE = 10.0  # seconds in which a read that is under way may end when nobody wants it any more
@@ -138,4 +140,5 @@ class Prefetcher(Generic[T]):
 
 def _bytes_of(items: list[Any]) -> int:
     batches = [item.batch if isinstance(item, Piece) else item for item in items]
-    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(batches))
+    leaves = [leaf for leaf in jax.tree.leaves(batches) if hasattr(leaf, "nbytes")]
+    return sum(size_of({"": leaf}) if isinstance(leaf, np.ndarray) else leaf.nbytes for leaf in leaves)

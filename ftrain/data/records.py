@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ftrain.data.source import Batch, to_objects
+from ftrain.data.source import Batch
 from ftrain.formats import (
     DamagedRecordError,
     ExampleParser,
@@ -22,6 +22,7 @@ from ftrain.formats import (
     match_files,
     parse_sequence_examples,
 )
+from ftrain.formats.examples.columns import as_objects
 from ftrain.formats.records.reading import OnDamage
 
 _LOOKED_AT = 32  # records
@@ -172,7 +173,7 @@ class _Decoder:
         if self._sequence is not None:
             context, lists = parse_sequence_examples(records, self._spec or {}, self._sequence, where=where)
             return context | lists
-        return {"record": to_objects(records)} if self._spec is None else self._parser(records, where=where)
+        return {"record": as_objects(records)} if self._spec is None else self._parser(records, where=where)
 
 
 def _check_outputs(spec: Spec, sequence: Lists) -> None:

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ftrain.formats.examples.columns import as_objects
+
 Batch = dict[str, np.ndarray]
 
 
@@ -12,7 +14,8 @@ class Source(Protocol):
     """Anything with a length and `read`.
 
     Two more methods are used where they are there: `where(index) -> str` names an example in messages, and
-    `order(positions, seed, shuffle) -> indices` stands for shuffled epochs that follow each other.
+    `order(positions, seed, shuffle) -> indices` chooses the example at each position of the endless stream, which
+    otherwise are epochs, one behind the other.
     """
 
     def __len__(self) -> int: ...
@@ -86,8 +89,8 @@ def check_batch(batch: Any, count: int, maker: str) -> Batch:
 def to_rows(values: list[Any]) -> np.ndarray:
     """Values of examples as one array; texts, and what has unequal shapes, as an array of objects."""
     if isinstance(values[0], (bytes, str)):
-        return to_objects(values)
-    return settle(to_objects([np.asarray(value) for value in values]))
+        return as_objects(values)
+    return settle(as_objects([np.asarray(value) for value in values]))
 
 
 def settle(column: np.ndarray) -> np.ndarray:
@@ -99,9 +102,12 @@ def settle(column: np.ndarray) -> np.ndarray:
     return np.stack(list(column))
 
 
-def to_objects(values: list[Any]) -> np.ndarray:
-    """An array of the values as they are."""
-    objects = np.empty(len(values), object)
-    for at, value in enumerate(values):  # assigned as a whole, arrays of one shape would be taken apart
-        objects[at] = value
-    return objects
+def size_of(batch: Batch) -> int:
+    """The bytes of a batch; of arrays of objects, as the first few of them let one guess."""
+    return sum(_object_bytes(array) if array.dtype.hasobject else array.nbytes for array in batch.values())
+
+
+def _object_bytes(column: np.ndarray) -> int:
+    few = column.ravel()[:8]
+    each = [getattr(value, "nbytes", None) or (len(value) if hasattr(value, "__len__") else 8) for value in few]
+    return sum(each) * column.size // max(len(each), 1)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ftrain.data.source import Batch, to_objects
+from ftrain.data.source import Batch
 from ftrain.formats import match_files
+from ftrain.formats.examples.columns import as_objects
 from ftrain.formats.records.mapping import MappedFiles
 
 _CHUNK = 16 << 20  # bytes that are searched for line ends together
@@ -49,7 +50,7 @@ class TextSource:
         return f"{self.paths[number]}: line {line}"
 
     def read(self, indices: np.ndarray) -> Batch:
-        return {self.name: to_objects([self._line(int(index)) for index in indices])}
+        return {self.name: as_objects([self._line(int(index)) for index in indices])}
 
     def _line(self, index: int) -> str | bytes:
         number = self._file_of(index)
