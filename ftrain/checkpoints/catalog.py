@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ftrain.checkpoints.errors import DamagedError
-from ftrain.checkpoints.files import write_whole
 from ftrain.checkpoints.layout import COMMITTED
 from ftrain.checkpoints.manifest import read_manifest
 from ftrain.checkpoints.retention import KEPT, NEWEST, PASSED, Record, Retention
+from ftrain.formats.whole_files import write_whole
 
 NAME = "checkpoints.json"
 REPLACED = ".replaced"  # behind a step: the old one, while a new one takes its place

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from ftrain.checkpoints.errors import CheckpointError
-from ftrain.checkpoints.files import sync
 from ftrain.checkpoints.matching import Selection, as_patterns
 from ftrain.checkpoints.reader import CheckpointReader
+from ftrain.formats.whole_files import sync
 
 Format = Literal["safetensors", "npz"]
 

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 
 from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.checkpoints.errors import DamagedError, in_one_line
-from ftrain.checkpoints.files import write_whole
 from ftrain.checkpoints.snapshot import Index
+from ftrain.formats.whole_files import write_whole
 
 NAME = "manifest.json"
 MARK: dict[str, Any] = {"ftrain": {"manifest": NAME}}  # in the metadata of Orbax: there must be one

@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 
 from ftrain.checkpoints.errors import SaveError
-from ftrain.checkpoints.files import write_whole
 from ftrain.checkpoints.manifest import Leaf
+from ftrain.formats.whole_files import write_whole
 
 LIMIT = 300.0  # seconds that one process waits for another
 _POLL = 0.02

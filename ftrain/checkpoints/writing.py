@@ -15,11 +15,12 @@ from orbax.checkpoint import v1 as ocp
 from ftrain.checkpoints.catalog import REPLACED
 from ftrain.checkpoints.digests import crc32c_of, digest_of, in_parallel, is_finite
 from ftrain.checkpoints.errors import SaveError
-from ftrain.checkpoints.files import list_files, sync
+from ftrain.checkpoints.files import list_files
 from ftrain.checkpoints.layout import leaf_specs, open_leaves
 from ftrain.checkpoints.manifest import MARK, File, Leaf, Manifest, place_of
 from ftrain.checkpoints.snapshot import Held, as_saved
 from ftrain.checkpoints.together import gather, wait_until_gone
+from ftrain.formats.whole_files import sync
 from ftrain.tree import Tree, named_leaves
 
 SAVING, DELETING = ".saving", ".deleting"

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ftrain.checkpoints.files import write_whole
 from ftrain.data import Pipeline
+from ftrain.formats.whole_files import write_whole
 from ftrain.training import Hook, Report
 
 NOTE = "data.json"

@@ -15,6 +15,7 @@ from typing import BinaryIO, Literal, Self
 from ftrain.formats.records.compression import SUFFIXES, WINDOW_BITS, DeflatedFile
 from ftrain.formats.records.framing import frame_record
 from ftrain.formats.records.sidecar import remove_sidecar
+from ftrain.formats.whole_files import sync
 
 WRITING = ".writing"  # ends the names of files that are not complete
 
@@ -167,7 +168,7 @@ class _Names:
             path.unlink()
         for shard, name in enumerate(names):
             self.unfinished(shard).replace(name)
-        _sync_directory(self._path.parent)
+        sync(self._path.parent)
         return names
 
     def _final(self, shard: int, shards: int) -> Path:
@@ -214,12 +215,3 @@ def _check(compression: str | None, shard_records: int | None, shard_bytes: int 
     for name, limit in (("shard_records", shard_records), ("shard_bytes", shard_bytes)):
         if limit is not None and limit < 1:
             raise ValueError(f"{name} is {limit}; it must be at least 1, or None for no limit")
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes the new names last through a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
