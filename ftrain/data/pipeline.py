@@ -69,6 +69,8 @@ class Pipeline:
         self.shard_index, self.shard_count = shard_index, shard_count
         self._batching = _batching(source, batch_size, seed, shuffle, epochs, last, buckets)
         self.steps = self._batching.steps  # the number of batches, if they end
+        if self.steps == 0:
+            raise ValueError(f"{epochs} epochs of {describe(source)} fill no batch; use a smaller one, or last='keep'")
         self._check_shards(buckets)
         has_lengths = all(pad.length is not None for pad in self.pad.values())
         self.is_uniform: bool = self._batching.is_uniform and has_lengths

@@ -111,6 +111,8 @@ def test_boundaries_and_lengths_must_fit():
         Pipeline(numbers(10), batch_size=1, buckets=Buckets(lengths, [9]))
     with pytest.raises(ValueError, match="no example is in a bucket"):
         Pipeline(numbers(3), batch_size=4, buckets=Buckets(lengths + 9, [9], longer="drop"))
+    with pytest.raises(ValueError, match=r"1 epochs of .* fill no batch"):
+        Pipeline(numbers(3), batch_size=4, epochs=1, buckets=Buckets(lengths, [9]))
     with pytest.raises(ValueError, match="batch_sizes must be >= 1"):
         Buckets(lengths, [9], batch_sizes=np.array([0]))
     with pytest.raises(ValueError, match="feature n has no length: it holds single values"):
