@@ -110,7 +110,8 @@ def join(examples: list[Example], maker: str) -> Batch:
 
 def _check_dtypes(name: str, column: np.ndarray, maker: str) -> None:
     """Numbers of several dtypes would become what those that they are read with are."""
-    dtypes = {value.dtype for value in column if isinstance(value, np.ndarray) and value.dtype.kind in "biufc"}
+    arrays = [value for value in column if isinstance(value, np.ndarray) and value.size]  # an empty one says nothing
+    dtypes = {array.dtype for array in arrays if array.dtype.kind in "biufc"}
     if len(dtypes) > 1:
         raise ValueError(f"{maker} gave {name} as {' and as '.join(sorted(map(str, dtypes)))}; make it one of them")
 

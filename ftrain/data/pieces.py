@@ -64,13 +64,14 @@ def pieces(
     for several in made:
         ready: list[Piece] = []
         for count, batch in several:
+            if put is None:  # nothing is compiled, so forms do not matter
+                ready.append(Piece(count, batch))
+                continue
             single = batch if count == 1 else jax.tree.map(lambda leaf: leaf[0], batch)
             kind = watch.kind(single, step, expected=expected)
             if kind not in examples:
-                examples[kind] = _examples(single)
-                if put is not None:
-                    check_numbers(single)
-            ready.append(Piece(count, batch if put is None else put(batch, count), kind, examples[kind]))
+                examples[kind] = _examples(check_numbers(single))
+            ready.append(Piece(count, put(batch, count), kind, examples[kind]))
             step += count
         yield ready
 

@@ -63,7 +63,8 @@ class Pipeline:
         check_pads(pad or {})
         if not len(source):
             raise ValueError(f"{describe(source)} has no examples")
-        batch_size, seed = operator.index(batch_size), operator.index(seed)
+        batch_size, seed, shuffle = operator.index(batch_size), operator.index(seed), bool(shuffle)
+        epochs = None if epochs is None else operator.index(epochs)
         self.source, self.batch_size, self.seed, self.shuffle, self.epochs = source, batch_size, seed, shuffle, epochs
         self.pad, self.transform, self.threads, self.workers = dict(pad or {}), transform, threads, workers
         self.shard_index, self.shard_count = shard_index, shard_count

@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
@@ -125,6 +126,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, work), name="ftrain-worker", daemon=True)
+        # Until it ignores Ctrl-C by itself, it must not be told of it; what is blocked here is so there.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
         except OSError:
@@ -135,6 +138,7 @@ class _Worker:
                 f"{name} cannot be sent to a worker process: {error}; functions must be importable, and no lambdas"
             ) from None
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()  # so that the end of the process is the end of the line
 
     def submit(self, order: Any) -> Result:
@@ -220,7 +224,8 @@ def _answer(line: Connection, work: Callable[[Any], Any], order: Any) -> None:
     except OSError:  # nobody waits any more
         return
     except Exception as error:  # noqa: BLE001 - some answers cannot be sent
-        line.send((None, TypeError(f"what was read cannot be sent to another process: {error}"), ""))
+        with suppress(OSError):
+            line.send((None, TypeError(f"what was read cannot be sent to another process: {error}"), ""))
 
 
 def _sendable(error: Exception) -> Exception:

@@ -23,7 +23,7 @@ LARGE = 32 << 20  # bytes of a list, of which only two wait
 T = TypeVar("T")
 
 
-def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Iterator[Any]":
+def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Feed[Any]":
     """The batches of `data` from step `start` on, prefetched; `close` ends its thread.
 
     A pipeline is asked for exactly those steps. A plain iterable cannot be: it gives whatever it yields next, so a
@@ -31,7 +31,7 @@ def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Iterator[Any]":
     """
     closed = threading.Event()
     made = pieces(check_data(data), start, itertools.repeat(1), stopped=closed.is_set)
-    return Prefetcher(([piece.batch for piece in several] for several in made), closed=closed)
+    return Feed(Prefetcher(([piece.batch for piece in several] for several in made), closed=closed))
 
 
 def feed_pieces(
@@ -55,6 +55,27 @@ def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
     if not isinstance(data, (Pipeline, Iterable)):
         raise TypeError(f"data must be a Pipeline or an iterable of batches, got {type(data).__name__}")
     return data
+
+
+class Feed(Generic[T]):
+    """What a Prefetcher gives; nobody need close it: its thread ends when it is forgotten, too."""
+
+    def __init__(self, prefetcher: "Prefetcher[T]"):
+        self._prefetcher = prefetcher
+
+    def __iter__(self) -> "Feed[T]":
+        return self
+
+    def __next__(self) -> T:
+        return next(self._prefetcher)
+
+    def close(self) -> None:
+        """End the thread, and the threads or workers that it reads by."""
+        self._prefetcher.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of a program all sorts of things are gone
+            self._prefetcher.close(grace=1.0)
 
 
 class Prefetcher(Generic[T]):
@@ -101,8 +122,8 @@ class Prefetcher(Generic[T]):
         self._coordinator.join()  # raises what ended the thread, unless it was the end of the data
         raise StopIteration
 
-    def close(self) -> None:
-        """End the thread; it is gone when this returns, unless a read of the source hangs."""
+    def close(self, grace: float | None = None) -> None:
+        """End the thread; it is gone when this returns, unless a read of the source hangs for `grace` seconds."""
         self._closed.set()
         self._coordinator.request_stop()
         with self._changed:
@@ -110,7 +131,7 @@ class Prefetcher(Generic[T]):
             self._ready.clear()
             self._changed.notify_all()
         with suppress(Exception):  # of items that nobody has asked for
-            self._coordinator.join(stop_grace_period_secs=GRACE, ignore_live_threads=True)
+            self._coordinator.join(stop_grace_period_secs=GRACE if grace is None else grace, ignore_live_threads=True)
         with suppress(ValueError):  # of a read that hangs
             if isinstance(self._lists, Generator):
                 self._lists.close()  # with the threads or processes that it has read by

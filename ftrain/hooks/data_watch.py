@@ -43,6 +43,6 @@ class DataWatch(Hook):
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,3 +1,4 @@
+import gc
 import itertools
 import multiprocessing
 import os
@@ -74,6 +75,23 @@ def test_an_error_arrives_with_the_source_and_the_example(options):
         "while the input of step 3 was read from ArraySource(n)",
     ]
     batches.close()
+
+
+def test_a_feed_that_is_forgotten_ends(pipeline):
+    for _ in feed(make(pipeline, threads=2)):
+        break
+    gc.collect()
+    for _ in range(100):
+        if not any(thread.name.startswith("ftrain") for thread in threading.enumerate()):
+            return
+        time.sleep(0.05)
+    pytest.fail("its threads are still there")
+
+
+def test_a_feed_gives_what_iterating_gives(pipeline):
+    rows = [np.arange(length) for length in (3, 3, 2, 5)]
+    ragged = Pipeline(ArraySource({"r": np.array([*rows, None], object)[:4]}), batch_size=2, shuffle=False, epochs=1)
+    assert [batch["r"].shape for batch in feed(ragged)] == [batch["r"].shape for batch in ragged] == [(2, 3), (2,)]
 
 
 def test_an_error_that_cannot_be_sent_is_told_all_the_same():

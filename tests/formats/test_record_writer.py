@@ -66,9 +66,16 @@ def test_two_writers_do_not_mix_up_their_files(tmp_path, options):
         RecordWriter(path, overwrite=True, **options)
     first.close()
     assert list(read_records(first.paths[0])) == [b"first"]
-    with RecordWriter(path, overwrite=True, **options) as again:  # what was held is free again
-        again.write(b"again")
+    again = RecordWriter(path, overwrite=True, **options)  # what was held is free again
+    again.write(b"again")
+    first.discard()  # too late to give anything up
+    again.close()
     assert list(read_records(again.paths[0])) == [b"again"]
+    abandoned = RecordWriter(path, overwrite=True, **options)
+    abandoned._file.close()
+    abandoned._lock.close()
+    with RecordWriter(path, overwrite=True, **options):
+        pass
 
 
 def test_what_is_discarded_leaves_what_was_there(tmp_path):

@@ -26,8 +26,8 @@ class MappedFiles:
         # To touch what a mapped file has lost kills the process.
         if (now.st_size, now.st_mtime_ns) != (size, mtime_ns):
             raise ValueError(
-                f"{path}: was changed while in use, it has {now.st_size} bytes and had {size} when it was indexed; "
-                "open the files again"
+                f"{path}: was changed while in use, it has {now.st_size} bytes and had {size} when it was indexed, or "
+                "another time; open the files again"
             )
         with self._lock:
             found = self._maps.get(path) or _map(path)

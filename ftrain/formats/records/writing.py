@@ -49,8 +49,13 @@ class RecordWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._closed, self._failed, self._shards = False, False, 0
         self._lock = _hold(self._names.unfinished(0))
-        self._names.remove_unfinished(but=self._names.unfinished(0))
-        self._begin_shard()
+        try:
+            self._names.check_free(overwrite)  # again: another writer may have ended since
+            self._names.remove_unfinished(but=self._names.unfinished(0))
+            self._begin_shard()
+        except BaseException:
+            _release(self._lock)
+            raise
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Appends one record."""
@@ -71,22 +76,25 @@ class RecordWriter:
         """Completes the files and gives them their names; those of an earlier write go then."""
         if self._closed:
             return
-        self._closed = True
         if self._failed:
-            self._file.close()
-            os.close(self._lock)
+            self._leave()
             raise ValueError(f"{self.path}: not complete, as a write failed; what there is ends in {WRITING}")
+        self._closed = True
         try:
             self._end_shard()
             self.paths = self._names.publish(self._shards)
         finally:
-            os.close(self._lock)
+            _release(self._lock)
 
     def discard(self) -> None:
-        """Gives up: what was written goes, and what was there before stays."""
-        if not self._closed:
-            self._leave()
-        self._names.remove_unfinished()
+        """Gives up: what was written goes, and what was there before stays. After `close` it does nothing."""
+        if self._closed:
+            return
+        with suppress(OSError):  # of a disk that is full: it would be written to once more
+            self._file.close()
+        self._names.remove_unfinished(but=self._names.unfinished(0))
+        self._names.unfinished(0).unlink(missing_ok=True)
+        self._leave()
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +112,7 @@ class RecordWriter:
         self._closed = True
         with suppress(OSError):  # of a disk that is full: it would be written to once more
             self._file.close()
-        os.close(self._lock)
+        _release(self._lock)
 
     def _is_full(self, size: int) -> bool:
         if not self._records:  # a shard holds a record at least, however long
@@ -145,10 +153,13 @@ class _Names:
         part = f"-{shard:05d}" if self._sharded else ""
         return self._path.with_name(f"{self._stem}{part}{self._suffix}{WRITING}")
 
-    def remove_unfinished(self, but: Path | None = None) -> None:
+    def remove_unfinished(self, but: Path) -> None:
+        """Removes what earlier writers have left; an error if one is still at it."""
         for path in self._existing(r"-\d{5,}", WRITING):
             if path != but:
-                path.unlink(missing_ok=True)
+                lock = _hold(path)
+                path.unlink()
+                _release(lock)
 
     def check_free(self, overwrite: bool) -> None:
         if not self._sharded and self._path.is_dir():
@@ -186,21 +197,26 @@ class _Names:
         return sorted(path for path in self._path.parent.iterdir() if pattern.fullmatch(path.name))
 
 
-def _hold(path: Path) -> int:
+def _hold(path: Path) -> BinaryIO:
     """Makes and locks the first file of a write, as long as it is written: two writers would mix up their files."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = open(path, "ab")  # noqa: SIM115 - _release closes it
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
+            file.close()
             raise FileExistsError(
                 f"{path}: exists already, and is being written by another writer; wait for it, or choose another name"
             ) from None
         # The writer that had it may have given it its final name in between.
-        if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
-        os.close(descriptor)
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return file
+        file.close()
+
+
+def _release(lock: BinaryIO) -> None:
+    fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open too
+    lock.close()
 
 
 def _suffix(path: Path) -> str:
