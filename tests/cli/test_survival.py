@@ -29,7 +29,7 @@ def wait_for_training(process) -> None:
 
 
 def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path):
-    steps, every = 9000, 150
+    steps, every = 12_000, 150
     config = write_config(tmp_path, steps=steps, every=every)
     assert run("train", config, f"run.directory={tmp_path / 'whole'}").returncode == 0
     killed, seed = tmp_path / "killed", random.Random(0)
