@@ -14,7 +14,7 @@ _PERIOD = 10_000  # draws after which a mixture has its weights exactly, as far 
 
 
 class ConcatSource:
-    """Sources one behind the other; all give features of the same names, shapes and dtypes."""
+    """Sources one behind the other; all give features of the same names and dtypes."""
 
     def __init__(self, sources: Sequence[Source]):
         self.sources = list(sources)
@@ -61,8 +61,8 @@ class ConcatSource:
         for part, other in zip(chosen[1:], batches[1:], strict=True):
             for name in first.keys() | other.keys():
                 found, wanted = _form(other, name), _form(first, name)
-                kinds = {form.partition("[")[0] for form in (found, wanted)}
-                if len(kinds - {"objects"}) > 1:  # shapes may differ, to be padded
+                dtypes = {form.partition("[")[0] for form in (found, wanted)}  # shapes may differ, to be padded
+                if len(dtypes) > 1 and ("nothing" in dtypes or "objects" not in dtypes):
                     raise ValueError(
                         f"{describe(self.sources[part])} has {name} as {found}, "
                         f"but {describe(self.sources[chosen[0]])} has it as {wanted}; make them alike with a MapSource"

@@ -26,6 +26,9 @@ def test_parts_that_are_not_alike_are_named():
         ValueError, match=r"ArraySource\(n\) has n as float64\[2\], but ArraySource\(n\) has it as int64"
     ):
         ConcatSource([part(0, 3), other])  # before anything is read
+    texts = ArraySource({"text": np.array([b"a", b"bc"], object)})
+    with pytest.raises(ValueError, match=r"has (n|text) as (int64|nothing|objects).*but .* has it as"):
+        ConcatSource([part(0, 3), texts])
 
 
 def drawn(pipeline: Pipeline, steps: int) -> np.ndarray:
