@@ -61,3 +61,7 @@ def damage(path: Path, *places: int) -> Path:
         content[place] ^= 1
     path.write_bytes(content)
     return path
+
+
+def write_examples(directory: Path) -> Path:
+    return write(directory / "train.tfrecord", [example(number) for number in range(20)])

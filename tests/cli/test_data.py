@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import start
-from data_command import EVENT, damage, data, example, names, write
+from data_command import EVENT, damage, data, example, names, write, write_examples
 
 from ftrain import formats
 from ftrain.formats.examples.messages import encode_example, encode_sequence_example
 from ftrain.formats.examples.parsing import parse_examples
 from ftrain.formats.examples.sequences import parse_sequence_examples
 from ftrain.formats.records.reading import read_records
+
+
+@pytest.fixture
+def records(tmp_path) -> Path:
+    return write_examples(tmp_path)
 
 
 def pasted(text: str) -> dict:

@@ -12,13 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import environment, start
-from data_command import EVENT, damage, data, example, features_of, names, write
+from data_command import EVENT, damage, data, example, features_of, names, write, write_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftrain.cli.data.convert import convert
 from ftrain.formats.examples.messages import encode_example
 from ftrain.formats.records.reading import read_records
+
+
+@pytest.fixture
+def records(tmp_path) -> Path:
+    return write_examples(tmp_path)
 
 
 def test_records_are_compressed_and_resharded_as_they_are(tmp_path, records):
