@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from references import cases
 
+from ftrain.formats.examples import messages
 from ftrain.formats.examples.features import Ragged
 from ftrain.formats.examples.messages import (
     decode_example,
@@ -115,3 +116,17 @@ def test_conversions(case):
     else:
         values = decode_example(encode_example({"v": value}))["v"]
         np.testing.assert_array_equal(values, np.array(case["value"], float).astype(np.float32))
+
+
+LISTS = {"Int64List": messages.Int64List, "FloatList": messages.FloatList, "BytesList": messages.BytesList}
+GIVEN = {"a float": 1.5, "2**63": 2**63, "a bool": True, "an int": 3, "1e40": 1e40, "str": "a", "int": 3}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case["proto"] == "value conversion"], ids=note)
+def test_the_messages_themselves_take_and_refuse_the_same(case):
+    kind, _, given = case["note"].partition(" of ")
+    if "error" not in case:
+        assert list(LISTS[kind](value=[GIVEN[given]]).value) == [float(value) for value in case["value"]]
+        return
+    with pytest.raises({"TypeError": TypeError, "ValueError": ValueError}[case["error"]]):
+        LISTS[kind](value=[GIVEN[given]])
