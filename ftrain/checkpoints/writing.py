@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import re
 import shutil
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -30,10 +31,14 @@ _LEFTOVER = re.compile(rf"\d+({SAVING}.*|(\.\w+)?{DELETING}|\.orbax-checkpoint-t
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Errors of Orbax are raised, and told once: not in its log too, with the tracebacks of all its threads."""
-    return "_SignalingThread.run() raised" not in record.getMessage()
+    if "_SignalingThread.run() raised" in record.getMessage():
+        return False
+    trace = record.exc_info[2] if record.name == "asyncio" and record.exc_info else None  # a task nobody asked
+    return not any("orbax" in Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(trace))
 
 
-logging.getLogger("absl").addFilter(_is_news)  # for good: some of its threads end after the error was raised
+for _name in ("absl", "asyncio"):  # for good: some of its threads and tasks end after the error was raised
+    logging.getLogger(_name).addFilter(_is_news)
 
 
 class _Response(Protocol):

@@ -96,6 +96,33 @@ def test_a_file_that_may_not_grow_is_a_clear_error_and_what_was_saved_stays(tmp_
     assert not list(tmp_path.glob("*.saving*")), "what was half written takes no space"
 
 
+TASKS = """
+import asyncio, gc
+import ftrain.checkpoints
+from orbax.checkpoint import v1 as ocp
+
+async def own():
+    raise ValueError("mine")
+
+async def orbaxes():
+    ocp.load("/nowhere/at/all")
+
+async def forget_both():
+    tasks = [asyncio.create_task(own()), asyncio.create_task(orbaxes())]
+    await asyncio.sleep(0.5)
+    del tasks
+    gc.collect()
+
+asyncio.run(forget_both())
+"""
+
+
+def test_the_log_keeps_what_is_not_of_orbax(tmp_path):
+    done = in_process(TASKS, tmp_path)
+    assert done.stderr.count("never retrieved") == 1, done.stderr
+    assert "ValueError: mine" in done.stderr
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     disk = tmp_path / "disk"
