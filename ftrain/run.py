@@ -9,11 +9,13 @@ from typing import Any
 import optax
 from jax.sharding import Mesh
 
+from ftrain.cluster import Company, Sharding
 from ftrain.data import Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
     CrashBundle,
     DataWatch,
+    LogFile,
     Logging,
     ProgressBar,
     StepCounter,
@@ -24,10 +26,12 @@ from ftrain.hooks import (
 from ftrain.optimizers import LearningRate
 from ftrain.training import Fuse, Hook, Loop, Scaffold, TrainState, Trigger, every, make_step, stop_on_signals
 from ftrain.training.objective import LossFunction
+from ftrain.training.parallel import Parallel, axis_of
 from ftrain.training.step import Step
 from ftrain.tree import Tree
 
 CHECKPOINTS = "checkpoints"  # the directory of them, inside a run's
+LOGS = "logs"  # the directory of what processes other than the first have to say
 
 
 class Run(Loop):
@@ -57,17 +61,28 @@ class Run(Loop):
         mesh: Mesh | None = None,
         fuse: Fuse = "auto",
         scaffold: Scaffold | None = None,
+        sharding: Sharding | None = None,
+        parallel: Parallel = "jit",
         recoveries: int = 3,
+        company: Company | None = None,
+        straggler_timeout: float | None = None,
     ):
+        hooks = _complete(hooks, steps, directory, data)
+        if company is not None and not company.is_chief and directory is not None:
+            hooks.append(LogFile(Path(directory) / LOGS / f"process_{company.index}.log", when=_written_when(hooks)))
         super().__init__(
             step,
             state,
             data,
-            hooks=_complete(hooks, steps, directory, data),
+            hooks=hooks,
             mesh=mesh,
             fuse=fuse,
             scaffold=scaffold,
+            sharding=sharding,
+            parallel=parallel,
             recoveries=recoveries,
+            company=company,
+            straggler_timeout=straggler_timeout,
         )
 
 
@@ -88,14 +103,17 @@ def train(
     learning_rate: LearningRate | None = None,
     fuse: Fuse = "auto",
     scaffold: Scaffold | None = None,
+    sharding: Sharding | None = None,
+    parallel: Parallel = "jit",
     recoveries: int = 3,
+    company: Company | None = None,
 ) -> TrainState:
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
 
     Ends after `steps` steps, at the end of the data, or when a hook says so. With a `directory`, a run that was
     interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt.
-    `clip_global_norm`, `accumulate`, `averages` and `learning_rate` are those of `make_step`; `fuse`, `scaffold` and
-    `recoveries` those of `Loop`.
+    `clip_global_norm`, `accumulate`, `averages` and `learning_rate` are those of `make_step`; `fuse`, `scaffold`,
+    `sharding`, `parallel`, `recoveries` and `company` those of `Loop`.
     """
     step = make_step(
         loss_fn,
@@ -104,6 +122,7 @@ def train(
         accumulate=accumulate,
         averages=averages,
         learning_rate=learning_rate,
+        replicas=axis_of(parallel),
     )
     run = Run(
         step,
@@ -115,7 +134,10 @@ def train(
         mesh=mesh,
         fuse=fuse,
         scaffold=scaffold,
+        sharding=sharding,
+        parallel=parallel,
         recoveries=recoveries,
+        company=company,
     )
     with stop_on_signals(run.interrupt, [signal.SIGINT]), run:
         while not run.should_stop():

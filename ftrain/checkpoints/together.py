@@ -6,6 +6,7 @@ because saving goes on in a thread beside training, and collectives must be call
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -20,14 +21,16 @@ _POLL = 0.02
 
 def gather(staged: Path, leaves: dict[str, Leaf], not_finite: list[str]) -> tuple[dict[str, Leaf], list[str]]:
     """The leaves with the pieces of all processes, and those that are not finite on any."""
-    count = jax.process_count()
-    notes = [staged.with_name(f"{staged.name}.process_{process}") for process in range(count)]
     own = {"pieces": {name: leaf.pieces for name, leaf in leaves.items()}, "not_finite": not_finite}
-    write_whole(notes[jax.process_index()], json.dumps(own))
+    write_whole(_note(staged, jax.process_index()), json.dumps(own))
     if jax.process_index() != 0:
         return leaves, not_finite
+    notes = [_note(staged, process) for process in range(jax.process_count())]
     _wait(lambda: [note.name for note in notes if not note.exists()], f"{staged}: no word from", LIMIT)
     said = [json.loads(note.read_text()) for note in notes]
+    failed = [f"process {process}: {each['error']}" for process, each in enumerate(said) if "error" in each]
+    if failed:
+        raise SaveError("; ".join(failed))
     pieces = {name: {k: v for each in said for k, v in each["pieces"][name].items()} for name in leaves}
     for note in notes:
         note.unlink()
@@ -36,9 +39,19 @@ def gather(staged: Path, leaves: dict[str, Leaf], not_finite: list[str]) -> tupl
     return complete, [name for name in leaves if name in bad]
 
 
+def tell_failure(staged: Path, error: Exception) -> None:
+    """Let the first process know that this one could not write its part."""
+    with suppress(OSError):
+        write_whole(_note(staged, jax.process_index()), json.dumps({"error": str(error)}))
+
+
 def wait_until_gone(staged: Path, limit: float = LIMIT) -> None:
     """Wait for the first process to give a checkpoint its name."""
     _wait(lambda: ["process 0 to finish it"] if staged.exists() else [], f"{staged} still waits for", limit)
+
+
+def _note(staged: Path, process: int) -> Path:
+    return staged.with_name(f"{staged.name}.process_{process}")
 
 
 def _wait(missing, what: str, limit: float) -> None:

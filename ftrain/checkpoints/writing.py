@@ -20,7 +20,7 @@ from ftrain.checkpoints.files import list_files
 from ftrain.checkpoints.layout import leaf_specs, open_leaves
 from ftrain.checkpoints.manifest import MARK, File, Leaf, Manifest, place_of
 from ftrain.checkpoints.snapshot import Held, as_saved
-from ftrain.checkpoints.together import gather, wait_until_gone
+from ftrain.checkpoints.together import gather, tell_failure, wait_until_gone
 from ftrain.formats.whole_files import sync
 from ftrain.tree import Tree, named_leaves
 
@@ -77,8 +77,13 @@ def write(order: Order) -> list[str]:
     with ThreadPoolExecutor(1) as digesting:
         described = digesting.submit(_describe, named_leaves(order.held))  # while Orbax writes
         response = order.begun or begin(order.staged, jax.tree.map(as_saved, order.held))
-        response.result()
-        leaves, not_finite = described.result()
+        try:
+            response.result()
+            leaves, not_finite = described.result()
+        except Exception as error:
+            if jax.process_index() > 0:
+                tell_failure(order.staged, error)
+            raise
     if jax.process_count() > 1:
         leaves, not_finite = gather(order.staged, leaves, not_finite)
     suspicious = [name for name in not_finite if not _matches(name, order.may_be_infinite)]
@@ -87,6 +92,9 @@ def write(order: Order) -> list[str]:
         _manifest(order, leaves, suspicious).write(order.staged)
         _put_in_place(order, f"{order.step}{SUSPECT if suspicious else ''}")
     wait_until_gone(order.staged)
+    names = (f"{order.step}{SUSPECT}", f"{order.step}")
+    if not any((order.directory / name).exists() for name in names):
+        raise SaveError("process 0 could not finish it")
     return suspicious
 
 

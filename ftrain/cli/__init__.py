@@ -13,6 +13,8 @@ from ftrain.cli.check import check
 from ftrain.cli.ckpt import app as checkpoints
 from ftrain.cli.data import app as data
 from ftrain.cli.evaluate import evaluate
+from ftrain.cli.exit_codes import exit_code
+from ftrain.cli.launch import CONTEXT_SETTINGS, launch
 from ftrain.cli.migrate import migrate
 from ftrain.cli.replay import replay
 from ftrain.cli.schedule import schedule
@@ -29,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(train)
+app.command(context_settings=CONTEXT_SETTINGS)(launch)
 app.command(name="eval")(evaluate)
 app.command()(check)
 app.add_typer(checkpoints, name="ckpt")
@@ -71,7 +74,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except Exception as error:
-        code = _exit_code(error)
+        code = exit_code(error)
         if code is None or "--traceback" in sys.argv:
             raise
         hint = "\nftrain --traceback ... shows where" if error.__cause__ and "\n" not in str(error) else ""
@@ -90,15 +93,6 @@ def _show_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _exit_code(error: Exception) -> int | None:
-    """The code to exit with for an error that needs no traceback."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return 2
-    # By name, because importing the classes would import jax; only commands that have done so can raise them.
-    kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__)
-    return next((_EXIT_CODES[kind] for kind in kinds if kind in _EXIT_CODES), None)
-
-
 def _shortened(message: str) -> str:
     """A message whose list of many things, one indented line each, is cut after the first three."""
     head, *listed = message.split("\n  ")
@@ -106,20 +100,6 @@ def _shortened(message: str) -> str:
         return message
     more = f"; and {len(listed) - 3} more" if len(listed) > 3 else ""
     return head.rstrip() + " " + "; ".join(listed[:3]) + more
-
-
-_EXIT_CODES = {
-    "ftrain.config.load.ConfigError": 2,
-    "ftrain.checkpoints.lock.InUseError": 2,
-    "ftrain.checkpoints.errors.SaveError": 1,
-    "ftrain.checkpoints.errors.CheckpointError": 2,
-    "builtins.TimeoutError": 1,
-    "ftrain.cli.data.errors.DataCommandError": 2,
-    "ftrain.formats.examples.conversions.SpecError": 2,
-    "ftrain.formats.records.framing.DamagedRecordError": 1,
-    "ftrain.hooks.stopping.NotFiniteError": 1,
-    "ftrain.training.scaffold.NotReadyError": 1,
-}
 
 
 def _fail(message: str, code: int) -> None:

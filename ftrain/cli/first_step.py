@@ -8,6 +8,8 @@ from ftrain.training import Hook, Metrics
 class FirstStep(Hook):
     """Say through another hook, once, how many seconds after `started` the first step was done."""
 
+    chief_only = True
+
     def __init__(self, started: float, say: Hook):
         self._started, self._say = started, say
         self._said = False

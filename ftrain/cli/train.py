@@ -14,7 +14,10 @@ from ftrain.cli.arguments import ConfigPath, Overrides
 process_started = time.monotonic()  # nearly: nothing heavy has been imported yet
 
 if TYPE_CHECKING:
+    from ftrain.cluster import Company
     from ftrain.config import Job
+    from ftrain.config.plan import Plan
+    from ftrain.launching.reporter import Reporter
     from ftrain.run import Run
 
 
@@ -26,32 +29,59 @@ def train(
     ] = False,
     ledger: Annotated[Path | None, typer.Option(hidden=True, help="Write digests of every step to this file.")] = None,
     timing: Annotated[bool, typer.Option("--timing", help="At the end, show where the time went.")] = False,
+    cluster: Annotated[
+        Path | None, typer.Option(help="A TOML or JSON file that names the processes of the job: [worker] addresses.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Which of them this one is, as worker:0.")] = None,
 ) -> None:
     """Train what CONFIG describes; the same command again resumes.
 
-    Ctrl-C saves and stops, twice stops at once.
+    Ctrl-C saves and stops, twice stops at once. Where several processes train together (ftrain launch, SLURM,
+    Kubernetes, TF_CONFIG) each of them is this command.
     """
-    from rich.console import Console
+    from ftrain.launching.reporter import Reporter
 
-    from ftrain.cli.first_step import FirstStep
-    from ftrain.config import build, claim, load, plan
-    from ftrain.hooks import Ledger, ProgressBar
-    from ftrain.run import Run
-    from ftrain.training import stop_on_signals, use_compilation_cache
-    from ftrain.tree import count_elements
+    reporter = Reporter.from_environment()  # first, because what follows takes time
+    from ftrain.cli.joining import join, watched
+    from ftrain.config import load, plan
+    from ftrain.training import use_compilation_cache
 
     use_compilation_cache()
     planned = plan(load(config, overrides or []))
-    job = build(planned)
+    reporter.hang_timeout = reporter.hang_timeout or planned.calls["cluster"].arguments["hang_timeout"] or None
+    with join(planned, cluster, task) as company, watched(reporter, company):
+        _train(planned, company, reporter, accept_changes, ledger, timing)
+
+
+def _train(
+    planned: "Plan",
+    company: "Company",
+    reporter: "Reporter",
+    accept_changes: bool,
+    ledger: Path | None,
+    timing: bool,
+) -> None:
+    from rich.console import Console
+
+    from ftrain.cli.first_step import FirstStep
+    from ftrain.cli.joining import build_in_turn, claim_together, faults_of
+    from ftrain.hooks import Ledger, ProgressBar, ProgressReport
+    from ftrain.run import LOGS, Run
+    from ftrain.training import stop_on_signals
+    from ftrain.tree import count_elements
+
+    job = build_in_turn(planned, company)
     state, _ = job.trace()
     if job.saver.manager.latest() is not None:
         job.saver.manager.check(like=state)  # before anything on disk is changed
     console = Console()
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
     started = time.monotonic()
-    hooks = [*job.hooks(bar), FirstStep(process_started, bar or job.logging)]
+    hooks = [*job.hooks(bar), FirstStep(process_started, bar or job.logging), ProgressReport(reporter)]
     hooks += [Ledger(ledger)] if ledger else []
-    with claim(job.directory, planned.resolved(), accept_changes=accept_changes):
+    hooks += faults_of(job.directory, company.index)
+    reporter.steps, reporter.log = job.steps, job.directory / LOGS / f"process_{company.index}.log"
+    with claim_together(job, company, accept_changes):
         run = Run(
             job.step,
             job.initial_state,
@@ -60,16 +90,23 @@ def train(
             hooks=hooks,
             directory=job.directory,
             mesh=job.mesh,
+            sharding=job.sharding,
             fuse=job.fuse,
+            parallel=job.parallel,
+            straggler_timeout=job.straggler_timeout,
             recoveries=job.recoveries,
+            company=company,
         )
-        _introduce(job, count_elements(state.params))
+        reporter.doing = lambda: run.timing.doing
+        if company.is_chief:
+            _introduce(job, company.count, count_elements(state.params))
         with stop_on_signals(run.interrupt), run:
             while not run.should_stop():
                 run.advance()
-    if timing:
-        _show_timing(run.timing.seconds())
-    _conclude(job, run, time.monotonic() - started)
+    if company.is_chief:
+        if timing:
+            _show_timing(run.timing.seconds())
+        _conclude(job, run, time.monotonic() - started)
 
 
 def _show_timing(seconds: dict[str, float]) -> None:
@@ -79,10 +116,11 @@ def _show_timing(seconds: dict[str, float]) -> None:
         print(f"  {name:<24}{spent:>9.3f} s{spent / whole:>8.1%}")
 
 
-def _introduce(job: "Job", parameters: int) -> None:
+def _introduce(job: "Job", processes: int, parameters: int) -> None:
+    where = f"{job.mesh.size} device(s)" + (f" of {processes} processes" if processes > 1 else "")
     print(
         f"{job.plan.top['task']}: {parameters:,} parameters, {len(job.pipeline.source):,} examples, "
-        f"{job.steps:,} steps of {job.pipeline.batch_size}, {job.mesh.size} device(s); in {job.directory}",
+        f"{job.steps:,} steps of {job.pipeline.batch_size}, {where}; in {job.directory}",
         flush=True,
     )
 

@@ -1,8 +1,32 @@
-"""The devices a run is spread over."""
+"""The devices and processes that a run is spread over."""
 
-from ftrain.cluster.mesh import make_mesh, split_batch
+from ftrain.cluster.company import Company, create_local
+from ftrain.cluster.connecting import connect
+from ftrain.cluster.environment import Membership, membership
+from ftrain.cluster.line import ClusterError, PeerLostError
+from ftrain.cluster.mesh import batch_shard, make_mesh, split_batch
+from ftrain.cluster.placement import Operation, greedy_by_bytes, replica_device_setter, round_robin
+from ftrain.cluster.sharding import Sharding, bytes_per_device
+from ftrain.cluster.spec import ClusterSpec, check_usable, processes
 
 __all__ = [
+    "ClusterError",
+    "ClusterSpec",
+    "Company",
+    "Membership",
+    "Operation",
+    "PeerLostError",
+    "Sharding",
+    "batch_shard",
+    "bytes_per_device",
+    "check_usable",
+    "connect",
+    "create_local",
+    "greedy_by_bytes",
     "make_mesh",
+    "membership",
+    "processes",
+    "replica_device_setter",
+    "round_robin",
     "split_batch",
 ]

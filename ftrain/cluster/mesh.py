@@ -1,26 +1,153 @@
 """The mesh: devices as a grid whose axes have names."""
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh
 
-DATA = "data"  # the axis that batches are split over
+DATA = "data"  # replicas: each has a part of the batch, and all of the state that no other axis splits
+FSDP = "fsdp"  # replicas too, but the state is split over them
+MODEL = "model"  # devices that share the work on one part of the batch
+AXES = (DATA, FSDP, MODEL)
+BATCH_AXES = (DATA, FSDP)  # the axes that batches are split over
 
 
-def make_mesh(data: int = -1) -> Mesh:
-    """A mesh of `data` devices, or of all there are if it is -1."""
-    available = jax.devices()
-    wanted = len(available) if data == -1 else data
-    if not 1 <= wanted <= len(available):
-        raise ValueError(f"data must be -1 or between 1 and the {len(available)} devices there are, got {data}")
-    return jax.make_mesh((wanted,), (DATA,), axis_types=(AxisType.Auto,), devices=available[:wanted])
+def make_mesh(data: int = -1, fsdp: int = 1, model: int = 1) -> Mesh:
+    """A mesh of data x fsdp x model devices. One of the three may be -1: as many as the others leave.
+
+    A job of one process may leave devices unused; of several, each takes part with all of its own, and holds one slice
+    of the batch.
+    """
+    devices = jax.devices()
+    axes = sizes(data, fsdp, model, len(devices), fill=jax.process_count() > 1)
+    mesh = _by_topology(devices[: math.prod(axes.values())], axes)
+    if mesh is None or not _is_sliced(_holders(mesh)):
+        mesh = _by_process(devices[: math.prod(axes.values())], axes)
+        batch_shard(mesh)  # or why the processes cannot share batches
+    return mesh
 
 
-def split_batch(batch_size: int, mesh: Mesh) -> int:
-    """Examples of a batch that fall to each device; they must share evenly."""
-    devices = mesh.shape[DATA]
-    if batch_size % devices:
-        nearest = max(batch_size // devices, 1) * devices
+def sizes(data: int, fsdp: int, model: int, devices: int, *, fill: bool = False) -> dict[str, int]:
+    """The size of each axis of a mesh over so many devices; with `fill`, over all of them.
+
+    >>> sizes(-1, 4, 1, devices=64)
+    {'data': 16, 'fsdp': 4, 'model': 1}
+    """
+    asked = {DATA: data, FSDP: fsdp, MODEL: model}
+    for axis, size in asked.items():
+        if size != -1 and not 1 <= size <= devices:
+            raise ValueError(f"{axis} must be -1 or between 1 and the {devices} devices there are, got {size}")
+    rest = [axis for axis, size in asked.items() if size == -1]
+    if len(rest) > 1:
+        given = ", ".join(f"{axis}=-1" for axis in rest)
+        raise ValueError(f"only one axis of a mesh can be -1, what the others leave; got {given}")
+    known = math.prod(size for size in asked.values() if size != -1)
+    if rest and devices % known == 0:
+        return asked | {rest[0]: devices // known}
+    if rest or known > devices or (fill and known != devices):
+        raise ValueError(_misfit(asked, devices, fill=fill or bool(rest)))
+    return asked
+
+
+def split_batch(batch_size: int, mesh: Mesh | Mapping[str, int]) -> int:
+    """Examples of a batch that fall to each device of a mesh, or of axes of these sizes; they must share evenly."""
+    axes = mesh.shape if isinstance(mesh, Mesh) else mesh
+    parts = math.prod(axes.get(axis, 1) for axis in BATCH_AXES)
+    if batch_size % parts:
+        below = batch_size // parts * parts
+        nearest = f"{below} or {below + parts}" if below > 0 else f"{parts}"
+        along = "" if math.prod(axes.values()) == parts else f" along {' and '.join(BATCH_AXES)}"
         raise ValueError(
-            f"batch_size {batch_size} does not divide over the {devices} devices of the mesh; use {nearest}"
+            f"batch_size {batch_size} does not divide over the {parts} devices of the mesh{along}; use {nearest}"
         )
-    return batch_size // devices
+    return batch_size // parts
+
+
+def batch_shard(mesh: Mesh) -> tuple[int, int]:
+    """Which slice of every batch the devices of this process hold, and how many slices there are.
+
+    Processes that are joined by the model axis hold the same one.
+    """
+    holders, process = _holders(mesh), jax.process_index()
+    parts = _parts_of(holders)
+    if process not in parts:
+        raise ValueError(
+            f"process {process} has no device in the mesh, whose devices are of process {_list(sorted(parts))}"
+        )
+    if not _is_sliced(holders):
+        held = ", ".join(f"{_list(own)} to process {owner}" for owner, own in sorted(parts.items()))
+        raise ValueError(
+            "each process must hold one slice of the batch, all slices of one size, but of its "
+            f"{len(holders)} parts with {_show(mesh.shape)} fall {held}; give all processes equally many devices, and "
+            "choose a model axis that divides their number or is a multiple of it"
+        )
+    own = parts[process]
+    return own[0] // len(own), len(holders) // len(own)
+
+
+def _by_topology(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh | None:
+    """The mesh that jax lays out along the wires between the devices, or None if it knows no way."""
+    try:
+        return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=_auto(axes), devices=devices)
+    except (NotImplementedError, ValueError, AssertionError):  # the sizes are right: some topologies have none
+        return None
+
+
+def _by_process(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    return Mesh(np.array(ordered).reshape(tuple(axes.values())), tuple(axes), axis_types=_auto(axes))
+
+
+def _auto(axes: Mapping[str, int]) -> tuple[AxisType, ...]:
+    return (AxisType.Auto,) * len(axes)
+
+
+def _holders(mesh: Mesh) -> list[set[int]]:
+    """For each part of the batch, the processes that hold it."""
+    split = [axis for axis in BATCH_AXES if axis in mesh.axis_names]
+    grid = np.moveaxis(mesh.devices, [mesh.axis_names.index(axis) for axis in split], range(len(split)))
+    parts = math.prod(mesh.shape[axis] for axis in split)
+    return [{device.process_index for device in row} for row in grid.reshape(parts, -1)]
+
+
+def _parts_of(holders: Sequence[set[int]]) -> dict[int, list[int]]:
+    """For each process, the parts of the batch that it holds, in order."""
+    processes = set().union(*holders)
+    return {process: [n for n, own in enumerate(holders) if process in own] for process in processes}
+
+
+def _is_sliced(holders: Sequence[set[int]]) -> bool:
+    """Whether the parts of every process make up one slice of the batch, and all slices are of one size."""
+    parts = list(_parts_of(holders).values())
+    size = len(parts[0])
+    return all(own[0] % size == 0 and own == list(range(own[0], own[0] + size)) for own in parts)
+
+
+def _misfit(asked: Mapping[str, int], devices: int, *, fill: bool) -> str:
+    """Why sizes do not fit, told of the largest one that another value would mend."""
+    given = {axis: size for axis, size in asked.items() if size != -1}
+    has_rest = len(given) < len(asked)
+    for axis in sorted(given, key=lambda axis: -given[axis]):
+        room, left = divmod(devices, math.prod(given.values()) // given[axis])
+        if room == 0 or (fill and left):
+            continue
+        wanted = f"{room} or -1" if fill else f"between 1 and {room}"
+        if has_rest:
+            wanted = _list([size for size in range(1, room + 1) if room % size == 0], "or")
+        others = _show({name: size for name, size in asked.items() if name != axis})
+        room_there = f"the mesh has to {'fill' if fill else 'fit'} the {devices} devices there are"
+        return f"{axis} must be {wanted}, got {given[axis]}; with {others} {room_there}"
+    relation = "divide" if has_rest else "make up" if fill else "fit"
+    return f"{_show(given, ' x ')} must {relation} the {devices} devices there are"
+
+
+def _list(values: Sequence[int], last: str = "and") -> str:
+    words = [f"{value}" for value in values]
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else words[0]
+
+
+def _show(axes: Mapping[str, int], between: str = ", ") -> str:
+    return between.join(f"{axis}={size}" for axis, size in axes.items())

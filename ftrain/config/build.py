@@ -7,7 +7,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from ftrain.cluster import split_batch
+from ftrain.cluster import Sharding, batch_shard, split_batch
 from ftrain.config.call import Call, named
 from ftrain.config.load import ConfigError
 from ftrain.config.plan import INPUT, Plan
@@ -22,7 +22,9 @@ from ftrain.run import CHECKPOINTS
 from ftrain.tasks import Task
 from ftrain.training import Fuse, Hook, TrainState
 from ftrain.training.objective import Metrics
+from ftrain.training.parallel import Parallel, axis_of, check_parallel, spread
 from ftrain.training.step import Step
+from ftrain.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,10 @@ class Job:
     learning_rate: LearningRate | None  # as the config says it: an optax optimizer closes over its own
     step: Step
     mesh: Mesh
+    sharding: Sharding
     fuse: Fuse
+    parallel: Parallel
+    straggler_timeout: float | None
     recoveries: int
     evaluator: Evaluator | None
     summaries: SummarySaver
@@ -52,8 +57,20 @@ class Job:
         return [hook for hook in hooks if hook is not None]
 
     def initial_state(self) -> TrainState:
-        """The state before the first step, a pure function of the seed, compiled as one: that is quicker."""
-        return jax.jit(self._initial_state)()
+        """The state before the first step, a pure function of the seed, compiled as one: that is quicker.
+
+        Each device makes only what it holds of it.
+        """
+        if self.mesh.size == 1:
+            return jax.jit(self._initial_state)()
+        return jax.jit(self._initial_state, out_shardings=self.shardings())()
+
+    def shardings(self) -> Tree:
+        """How the state lies on the mesh; rules that do not fit are found here."""
+        try:
+            return self.sharding.shardings(self.abstract_state(), self.mesh)
+        except ValueError as error:
+            raise self.plan.config.error("sharding.rules", str(error)) from None
 
     def _initial_state(self) -> TrainState:
         init_rng, step_rng = jax.random.split(jax.random.key(self.plan.top["seed"]))
@@ -69,10 +86,17 @@ class Job:
         batch = self._first_batch()
         try:
             state = self.abstract_state()
-            return state, jax.eval_shape(self.step, state, batch)[1]
+            metrics = jax.eval_shape(spread(self.step, self.mesh, self.parallel), state, self._of_all(batch))[1]
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}") from error
+        self.shardings()
+        return state, metrics
+
+    def _of_all(self, batch: Batch) -> Tree:
+        """The shapes of a batch of all processes, from this one's part."""
+        count = self.pipeline.shard_count
+        return {k: jax.ShapeDtypeStruct((len(v) * count, *v.shape[1:]), v.dtype) for k, v in batch.items()}
 
     def _first_batch(self) -> Batch:
         try:
@@ -91,12 +115,16 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
     calls, top = plan.calls, plan.top
     home = Path(directory or calls["run"].arguments["directory"])
     optimizer, rate = calls["optimizer"].make(), _learning_rate(calls["optimizer"])
-    for wrapper in ("guard", "loss_scaling"):  # the outer one comes last
+    for wrapper in ("sync_replicas", "guard", "loss_scaling"):  # the outer one comes last
         optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer
-    mesh = calls["mesh"].make()
+    mesh, parallel = calls["mesh"].make(), calls["step"].arguments["parallel"]
+    _check_replicas(plan, parallel, mesh)
     task: Task = calls["model"].make()
     _check_input(plan, task)
-    pipeline = calls["data"].make(source=task.source, seed=top["seed"], **task.input)
+    shard_index, shard_count = batch_shard(mesh)
+    pipeline = calls["data"].make(
+        source=task.source, seed=top["seed"], shard_index=shard_index, shard_count=shard_count, **task.input
+    )
     try:
         split_batch(pipeline.batch_size, mesh)
     except ValueError as error:
@@ -109,9 +137,14 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         pipeline=pipeline,
         optimizer=optimizer,
         learning_rate=rate,
-        step=calls["step"].make(loss_fn=task.loss_fn, optimizer=optimizer, learning_rate=rate),
+        step=calls["step"].make(
+            loss_fn=task.loss_fn, optimizer=optimizer, learning_rate=rate, replicas=axis_of(parallel)
+        ),
         mesh=mesh,
+        sharding=calls["sharding"].make(),
         fuse=calls["step"].arguments["fuse"],
+        parallel=parallel,
+        straggler_timeout=_straggler_timeout(plan),
         recoveries=calls["run"].arguments["recoveries"],
         evaluator=_evaluator(plan, task),
         summaries=calls["summary"].make(directory=home),
@@ -119,6 +152,19 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
         others=[_hook(call, home) for call in plan.hooks],
     )
+
+
+def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:
+    try:
+        check_parallel(parallel, mesh)
+    except ValueError as error:
+        raise plan.config.error("step.parallel", str(error)) from None
+    if parallel == "jit" and "sync_replicas" in plan.calls:
+        raise plan.config.error("step.parallel", 'should be "shard_map": [sync_replicas] counts replicas, got "jit"')
+
+
+def _straggler_timeout(plan: Plan) -> float | None:
+    return plan.calls["sync_replicas"].arguments["straggler_timeout"] or None if "sync_replicas" in plan.calls else None
 
 
 def _check_input(plan: Plan, task: Task) -> None:

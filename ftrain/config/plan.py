@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftrain.cluster import make_mesh
+from ftrain.cluster import Sharding, make_mesh
 from ftrain.config.call import Call, call, check_table, component, resolve
 from ftrain.config.kinds import HOOK, OPTIMIZER, TASK
 from ftrain.config.load import Config, Table
@@ -12,8 +12,10 @@ from ftrain.config.types import Parameter, parameters
 from ftrain.data import Pipeline
 from ftrain.gradients import guard, loss_scaling
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
+from ftrain.optimizers import sync_replicas
 from ftrain.training import Fuse, Hook, make_step
 from ftrain.training.fusing import check_fuse
+from ftrain.training.parallel import Parallel
 from ftrain.training.recovery import check_recoveries
 
 
@@ -45,20 +47,34 @@ def _listening(listeners: Sequence[str] | None = None) -> None:
     """Who is told of checkpoints, in the table `checkpoint`, as "package.module:name" of a SaveListener."""
 
 
-def _calls(fuse: Fuse = "auto") -> None:
+def _cluster(connect_timeout: float = 60.0, hang_timeout: float = 0.0) -> None:
+    """The table `cluster`: seconds in which all processes have to come, and without a step after which one ends."""
+
+
+def _waiting(straggler_timeout: float = 0.0) -> None:
+    """Seconds that a step waits for the input of a process, in the table `sync_replicas`; 0 for as long as it takes."""
+
+
+def _calls(fuse: Fuse = "auto", parallel: Parallel = "jit") -> None:
     """How steps are called, in the table `step`."""
 
 
 INPUT = frozenset({"buckets", "pad", "transform"})  # what a task gives to its pipeline: a config cannot say it
+_STEP = frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate", "replicas"})
 _PIPELINE = INPUT | {"source", "seed", "shard_index", "shard_count"}
 TOP = Section(_top)
 SECTIONS = {
     "run": Section(_run),
     "data": Section(Pipeline, _PIPELINE),
-    "step": Section(make_step, frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate"}), beside=_calls),
+    "step": Section(
+        make_step, frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate", "replicas"}), beside=_calls
+    ),
     "guard": Section(guard, frozenset({"optimizer"}), optional=True),
     "loss_scaling": Section(loss_scaling, frozenset({"optimizer"}), optional=True),
+    "sync_replicas": Section(sync_replicas, frozenset({"optimizer"}), optional=True, beside=_waiting),
     "mesh": Section(make_mesh),
+    "sharding": Section(Sharding),
+    "cluster": Section(_cluster),
     "checkpoint": Section(CheckpointSaver, frozenset({"directory", "listeners"}), beside=_listening),
     "summary": Section(SummarySaver, frozenset({"directory"})),
     "log": Section(Logging, frozenset({"write"})),

@@ -14,7 +14,7 @@ from ftrain.run import CHECKPOINTS
 
 CONFIG = "config.toml"
 LOCK = "run.lock"
-_NEUTRAL = ("run.directory", "data.threads", "data.workers")  # what makes no difference to a run
+_NEUTRAL = ("run.directory", "data.threads", "data.workers", "mesh.", "sharding.", "cluster.")  # how, and not what
 
 
 def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> IO[str]:
@@ -54,12 +54,12 @@ def compare(directory: Path, resolved: Table) -> list[str]:
 
 def describe_changes(before: Table, after: Table) -> list[str]:
     """One phrase for each dotted key that differs."""
-    old, new = _flatten(before), _flatten(after)
+    old, new = flatten(before), flatten(after)
     keys = [*old, *(key for key in new if key not in old)]
     return [
         f"{key} was {_show(old, key)}, now {_show(new, key)}"
         for key in keys
-        if key not in _NEUTRAL and _show(old, key) != _show(new, key)
+        if not key.startswith(_NEUTRAL) and _show(old, key) != _show(new, key)
     ]
 
 
@@ -96,10 +96,11 @@ def _unused(directory: Path) -> Path:
     return path
 
 
-def _flatten(table: Table, prefix: str = "") -> dict[str, Any]:
+def flatten(table: Table, prefix: str = "") -> dict[str, Any]:
+    """Every value by its dotted key."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
 
 

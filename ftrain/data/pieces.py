@@ -29,7 +29,7 @@ class Piece:
     count: int
     batch: Any
     kind: int = 0  # the number of the form that a batch of it has
-    examples: int = 0  # in a batch
+    examples: int = 0  # in a batch, of all processes together
 
     def split(self) -> "list[Piece]":
         """One piece for each step."""
@@ -70,7 +70,8 @@ def pieces(
             single = batch if count == 1 else jax.tree.map(lambda leaf: leaf[0], batch)
             kind = watch.kind(single, step, expected=expected)
             if kind not in examples:
-                examples[kind] = _examples(check_numbers(single))
+                shards = data.shard_count if isinstance(data, Pipeline) else 1
+                examples[kind] = shards * _examples(check_numbers(single))
             ready.append(Piece(count, put(batch, count), kind, examples[kind]))
             step += count
         yield ready

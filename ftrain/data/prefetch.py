@@ -122,6 +122,14 @@ class Prefetcher(Generic[T]):
         self._coordinator.join()  # raises what ended the thread, unless it was the end of the data
         raise StopIteration
 
+    def is_ready(self, timeout: float) -> bool:
+        """Wait at most so long for `next` to have something, the end or an error included."""
+        for item in self._items:
+            self._items = itertools.chain([item], self._items)
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._ready) or self._coordinator.should_stop(), timeout)
+
     def close(self, grace: float | None = None) -> None:
         """End the thread; it is gone when this returns, unless a read of the source hangs for `grace` seconds."""
         self._closed.set()

@@ -13,6 +13,7 @@ from ftrain.gradients.differentiate import value_and_grad
 from ftrain.gradients.guard import guard
 from ftrain.gradients.lookup import lookup
 from ftrain.gradients.loss_scaling import loss_scale, loss_scaling
+from ftrain.gradients.replicas import mean_over_replicas
 from ftrain.gradients.rows import Rows, densify, map_values
 from ftrain.gradients.sealing import update_with_rows
 from ftrain.gradients.skipping import skipped_updates
@@ -32,6 +33,7 @@ __all__ = [
     "loss_scale",
     "loss_scaling",
     "map_values",
+    "mean_over_replicas",
     "skipped_updates",
     "update_with_rows",
     "value_and_grad",

@@ -2,7 +2,9 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -27,6 +29,7 @@ class Logging(Hook):
     """
 
     needs_state = False
+    chief_only = True
 
     def __init__(
         self,
@@ -71,10 +74,26 @@ class Logging(Hook):
             self.receive(report.step, report.published if self._logged == report.step else report.values())
 
 
+class LogFile(Logging):
+    """Write the lines of `Logging` to the end of a file: for the processes of a job that do not write for all."""
+
+    chief_only = False
+
+    def __init__(self, path: str | Path, *, when: Trigger = every(steps=100)):
+        super().__init__(when=when, write=self._append)
+        self.path = Path(path)
+
+    def _append(self, line: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
 class ProgressBar(Hook):
     """A bar with step, loss, learning rate, speed and time left; above it a line for what other hooks publish."""
 
     needs_state = False
+    chief_only = True
 
     def __init__(self, steps: int | None = None, console: Console | None = None, *, when: Trigger = every(secs=0.2)):
         self.when = when

@@ -14,6 +14,8 @@ class CrashBundle(Hook):
     batch and what it was made of; the rng, the message and the versions. `ftrain replay` takes the step again.
     """
 
+    chief_only = True
+
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
 

@@ -19,6 +19,8 @@ class DataWatch(Hook):
     It goes on then, but is no longer the run that it would have been.
     """
 
+    chief_only = True
+
     def __init__(self, directory: str | Path, data: Pipeline):
         self._path, self._data = Path(directory) / NOTE, data
 

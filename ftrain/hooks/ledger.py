@@ -20,6 +20,7 @@ class Ledger(Hook):
     """
 
     when = every(steps=1)
+    chief_only = True
 
     def __init__(self, path: str | Path):
         self.path = Path(path)

@@ -14,6 +14,8 @@ class Profiler(Hook):
     The traces stand in `directory`, below `plugins/profile`; pip install xprof adds the page to TensorBoard.
     """
 
+    chief_only = True
+
     def __init__(self, directory: str | Path, *, at_steps: Sequence[int] = (10,), steps: int = 5):
         if steps < 1 or any(step < 1 for step in at_steps):
             raise ValueError(f"a profiler needs steps >= 1, got {steps} from {list(at_steps)} on")

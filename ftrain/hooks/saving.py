@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
 
+import jax
+
 from ftrain.checkpoints import CheckpointManager, SaveError, hold
 from ftrain.training import Hook, Report, TrainState, Trigger, every
 
@@ -78,7 +80,7 @@ class CheckpointSaver(Hook):
         self._looked_for_best = False
 
     def start(self, state: TrainState) -> TrainState:
-        if self._lock is None:
+        if self._lock is None and jax.process_index() == 0:
             self._lock = hold(self.manager.directory / LOCK, f"{self.manager.directory} is saved to")
         self.manager.__enter__()  # close() leaves it
         self.manager.wait()

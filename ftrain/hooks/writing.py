@@ -16,6 +16,7 @@ class SummarySaver(Hook):
     """
 
     needs_state = False
+    chief_only = True
 
     def __init__(self, directory: str | Path, *, when: Trigger = every(steps=100)):
         self.directory, self.when = Path(directory), when

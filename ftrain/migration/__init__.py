@@ -4,7 +4,7 @@ import difflib
 import importlib
 from typing import Any
 
-from ftrain.migration import feeding, optimizing, running, saving
+from ftrain.migration import clusters, feeding, optimizing, running, saving
 from ftrain.migration.counterpart import Counterpart
 
 _MODULES = (
@@ -20,7 +20,7 @@ _MODULES = (
     "errors.",
     "data.",
 )  # in the order in which they stand in front of names
-TABLE: dict[str, Counterpart] = optimizing.TABLE | running.TABLE | feeding.TABLE | saving.TABLE
+TABLE: dict[str, Counterpart] = optimizing.TABLE | running.TABLE | feeding.TABLE | saving.TABLE | clusters.TABLE
 
 
 def find(name: str) -> tuple[str, Counterpart]:

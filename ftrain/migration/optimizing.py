@@ -4,6 +4,39 @@ from ftrain.migration.counterpart import Counterpart, to
 
 _SCHEDULE = "without global_step: it returns a function of the step, to be given to an optimizer as its learning rate"
 _OPTIMIZER = "an optax transform; use_locking and name are gone"
+_SYNC_REPLICAS = (
+    f"{_OPTIMIZER}; update(gradients, opt_state, params, contributions=1, local_step=step) is one arrival; "
+    "variable_averages is averages=0.999, and is of all parameters"
+)
+_NO_QUEUES = "nothing is left to run beside the step: "
+
+
+def _sync_replicas(name: str, note: str) -> dict[str, Counterpart]:
+    """The class, and what its methods are now; both versions have the same."""
+    return {
+        name: to("ftrain.optimizers.sync_replicas", note=note),
+        f"{name}.minimize": to("ftrain.make_step", note="make_step(loss_fn, sync_replicas(...)): a step is an arrival"),
+        f"{name}.compute_gradients": to("ftrain.gradients.value_and_grad", note="clip what it returns, if you clip"),
+        f"{name}.apply_gradients": to(
+            "ftrain.apply_updates",
+            "ftrain.optimizers.arrivals",
+            note="updates, opt_state = optimizer.update(gradients, opt_state, params, local_step=step), then this; the "
+            "next step = arrivals(opt_state).updates stands for the token",
+        ),
+        f"{name}.get_slot": to("ftrain.optimizers.get_slot", note="get_slot(opt_state, 'dense/kernel', 'm')"),
+        f"{name}.get_slot_names": to("ftrain.optimizers.slot_names"),
+        f"{name}.variables": to("ftrain.optimizers.sync_replicas", note="the state that its init(params) returns"),
+        f"{name}.get_chief_queue_runner": to(
+            "ftrain.optimizers.sync_replicas", note=f"{_NO_QUEUES}the arrival that completes a round applies its update"
+        ),
+        f"{name}.get_init_tokens_op": to(
+            "ftrain.optimizers.arrivals", note=f"{_NO_QUEUES}arrivals(opt_state).updates is what a token said"
+        ),
+        f"{name}.make_session_run_hook": to(
+            "ftrain.optimizers.sync_replicas", note=f"{_NO_QUEUES}init(params) is all that a run needs"
+        ),
+    }
+
 
 TABLE: dict[str, Counterpart] = {
     # the optimizer as such
@@ -48,6 +81,15 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.FtrlOptimizer": to("ftrain.optimizers.ftrl", note=_OPTIMIZER),
     "tf.train.ProximalGradientDescentOptimizer": to("ftrain.optimizers.proximal_gradient_descent", note=_OPTIMIZER),
     "tf.train.ProximalAdagradOptimizer": to("ftrain.optimizers.proximal_adagrad", note=_OPTIMIZER),
+    # replicas
+    **_sync_replicas(
+        "tf.train.SyncReplicasOptimizer",
+        f"{_SYNC_REPLICAS}; gradients are averaged: up to 0.12 this class summed them, at a smaller learning rate",
+    ),
+    "tf.train.SyncReplicasOptimizer.get_clean_up_op": to(
+        "ftrain.optimizers.sync_replicas", note=f"{_NO_QUEUES}stale gradients are dropped as they arrive"
+    ),
+    **_sync_replicas("tf.train.SyncReplicasOptimizerV2", _SYNC_REPLICAS),
     # gradients
     "tf.clip_by_value": to("ftrain.gradients.clip_by_value"),
     "tf.clip_by_norm": to("ftrain.gradients.clip_by_norm"),

@@ -12,8 +12,10 @@ from ftrain.optimizers.proximal_gradient_descent import proximal_gradient_descen
 from ftrain.optimizers.rmsprop import rmsprop
 from ftrain.optimizers.rule import LearningRate, OptimizerState, Rule, apply_updates, current_learning_rate, from_rule
 from ftrain.optimizers.slots import get_slot, slot_names
+from ftrain.optimizers.sync_replicas import Arrivals, arrivals, averaged_params, sync_replicas
 
 __all__ = [
+    "Arrivals",
     "LearningRate",
     "OptimizerState",
     "Rule",
@@ -22,6 +24,8 @@ __all__ = [
     "adagrad_da",
     "adam",
     "apply_updates",
+    "arrivals",
+    "averaged_params",
     "current_learning_rate",
     "from_rule",
     "ftrl",
@@ -32,4 +36,5 @@ __all__ = [
     "proximal_gradient_descent",
     "rmsprop",
     "slot_names",
+    "sync_replicas",
 ]

@@ -39,6 +39,8 @@ class Crash:
 
     def state(self, like: TrainState) -> TrainState:
         """The newest state before the step that could be had; its own `step` says of when it is."""
+        if not (self.directory / _STATE).exists():
+            raise LookupError(f"{self.directory} has no state: {'; '.join(self.facts['notes'])}")
         return CheckpointManager(self.directory / _STATE).restore(like=like)
 
     def batch(self, like: Batch) -> Batch | None:
@@ -57,14 +59,15 @@ def write_crash(run: Path, error: Exception, past: Past) -> Crash:
     beside.mkdir(parents=True)
     notes = [*_keep_batch(beside, past)]
     state = _state_before(past, notes)
-    CheckpointManager(beside / _STATE, may_be_infinite=[".*"]).save(int(state.step), state)
+    if state is not None:
+        CheckpointManager(beside / _STATE, may_be_infinite=[".*"]).save(int(state.step), state)
     facts = {
         "step": past.step,
         "error": type(error).__name__,
         "message": str(error),
         "traceback": traceback.format_exception(error),
-        "state_step": int(state.step),
-        "rng": np.asarray(jax.random.key_data(state.rng)).tolist(),
+        "state_step": None if state is None else int(state.step),
+        "rng": None if state is None else np.asarray(jax.random.key_data(state.rng)).tolist(),
         "batch": dict(past.identity),
         "notes": notes,
         "time": time.time(),
@@ -121,9 +124,10 @@ def _keep_batch(directory: Path, past: Past) -> list[str]:
     return []
 
 
-def _state_before(past: Past, notes: list[str]) -> TrainState:
-    try:
-        return past.state()
-    except ReplayError as reason:
-        notes.append(str(reason))
-        return past.start()
+def _state_before(past: Past, notes: list[str]) -> TrainState | None:
+    for find in (past.state, past.start):
+        try:
+            return find()
+        except ReplayError as reason:
+            notes.append(str(reason))
+    return None

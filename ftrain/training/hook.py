@@ -132,10 +132,14 @@ class Hook:
 
     `needs_state` says whether `after_step` reads the state or must stop the run at its very step. The loop then waits
     for the device before it goes on; without, it tells the hook a few steps later, and no time is lost.
+
+    Where several processes train together, all of them have all hooks, and must: what they compute with the state, they
+    compute together. Those that only write are `chief_only`.
     """
 
     when: Trigger = never()
     needs_state: bool = True
+    chief_only: bool = False  # whether, of several processes, only the first has it, because it writes for all
 
     def start(self, state: TrainState) -> TrainState:
         """First of all, and again when a run recovers: the state to start from.
@@ -146,6 +150,13 @@ class Hook:
 
     def begin(self, report: Report) -> None:
         """Before the first step, and again when a run recovers, when the state is known."""
+
+    def prepare(self, step: int, batch: Batch) -> Batch:
+        """In the thread that reads ahead: the batch of a step in the host's memory, this process's part of it.
+
+        It answers with the batch to use. A hook that overrides this turns fusing off.
+        """
+        return batch
 
     def before_step(self, report: Report, batch: Batch) -> Mapping[str, Any] | None:
         """Before every step: entries to put into its batch. A hook that overrides this turns fusing off.

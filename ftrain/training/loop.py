@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import threading
 import time
 import warnings
@@ -14,16 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ftrain.cluster import ClusterError, Company, PeerLostError, Sharding
 from ftrain.coordination import Coordinator, EndOfData, call_all
 from ftrain.data import Piece, Pipeline
+from ftrain.data.pieces import Put
 from ftrain.data.shapes import ShapeWatch
 from ftrain.training.agenda import Agenda
 from ftrain.training.compilation import use_compilation_cache
 from ftrain.training.flight import Call, Flight
 from ftrain.training.fusing import Fuse, Fuser, Taken
 from ftrain.training.hook import DATA_ENDED, Hook, Report, Value, feed_batch
+from ftrain.training.late import Late
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
+from ftrain.training.parallel import Parallel, spread
 from ftrain.training.program import Program
 from ftrain.training.recovery import Recoveries
 from ftrain.training.replay import Past, ReplayError, forward
@@ -32,6 +37,7 @@ from ftrain.training.state import TrainState, place
 from ftrain.training.step import Step
 from ftrain.training.supply import Supply
 from ftrain.training.timing import Timing, clock
+from ftrain.training.together import Together
 from ftrain.training.trigger import Trigger
 
 FINISHED = (StopIteration, EndOfData)  # what ends a run cleanly, whoever raises it
@@ -54,9 +60,18 @@ class Loop:
         finds out by measuring. Fused or not, hooks see the same, and the numbers are the same bit for bit: a trial
         makes sure of it, and steps whose bits it changes are not fused.
       scaffold: what is done to the state before the run starts with it.
+      sharding: how the state lies on the mesh; without, all of it on every device.
+      parallel: how the step is spread over the mesh; for "shard_map" and "pmap" make it with
+        `make_step(replicas=axis_of(parallel))`. The state is then whole on every device.
       recoveries: how often, without getting further, a run goes on from the newest checkpoint, or from its start, after
         an error of the runtime that may go away ("ABORTED", "UNAVAILABLE").
       clock: tells the seconds that triggers and reports go by.
+      company: the other processes of the job, if there are any; all of them make the same loop, and enter it. They stop
+        together, whoever asks for it. Steps are not fused then, and errors not recovered from: a job is started again
+        as a whole.
+      straggler_timeout: seconds that a step waits for the data of this process. After that it goes on without: the
+        replicas of this process count for nothing in it, and the data are used at the next step. For steps of replicas,
+        see `parallel`, and an optimizer made by `sync_replicas`; such a run is not repeated exactly.
     """
 
     def __init__(
@@ -69,11 +84,23 @@ class Loop:
         mesh: Mesh | None = None,
         fuse: Fuse = "auto",
         scaffold: Scaffold | None = None,
+        sharding: Sharding | None = None,
+        parallel: Parallel = "jit",
         recoveries: int = 3,
         clock: Callable[[], float] = time.monotonic,
+        company: Company | None = None,
+        straggler_timeout: float | None = None,
     ):
         use_compilation_cache()
-        self.hooks = list(hooks)
+        self._together = Together(company) if company is not None and company.count > 1 else None
+        if self._together is not None:
+            fuse, recoveries = 1, 0
+        if parallel == "pmap" or straggler_timeout:
+            fuse = 1
+        if straggler_timeout and parallel == "jit":
+            raise ValueError('straggler_timeout needs parallel="shard_map": replicas that can be left out')
+        is_chief = company is None or company.is_chief
+        self.hooks = [hook for hook in hooks if is_chief or not (isinstance(hook, Hook) and hook.chief_only)]
         for hook in self.hooks:
             if not isinstance(hook, Hook):
                 raise TypeError(f"hooks must be instances of ftrain.Hook, got {hook!r}")
@@ -87,9 +114,11 @@ class Loop:
         self.coordinator = Coordinator()
         self.timing = Timing()
         self._initial, self._data, self._mesh, self._fuse, self._clock = state, data, mesh, fuse, clock
-        self._scaffold = scaffold or Scaffold()
+        self._scaffold, self._sharding = scaffold or Scaffold(), sharding
         self._recoveries = Recoveries(recoveries)
-        self._step, self._program = step, Program(step, mesh)
+        self._step, self._program = step, Program(step, mesh, parallel)
+        self._parallel: Parallel = parallel
+        self._late = Late(straggler_timeout, self._program.put) if straggler_timeout else None
         self._fuser = Fuser(fuse, self._program)
         self._supply: Supply | None = None
         self._shapes, self._fed_shapes = ShapeWatch(), ShapeWatch()
@@ -100,6 +129,7 @@ class Loop:
         self._agenda = Agenda(self.hooks)
         self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
         self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
+        self._preparers = [hook for hook in self.hooks if type(hook).prepare is not Hook.prepare]
         self._thread: int | None = None  # the one that entered
         self._told_to_stop = False
         self._suspect: int | None = None  # the step that is being dispatched
@@ -124,19 +154,28 @@ class Loop:
     def should_stop(self) -> bool:
         if self.coordinator.should_stop():
             self.request_stop("a thread asked to")
+        self._hear_of_stop()
         self._told_to_stop = self.stop_reason is not None
         return self._told_to_stop
 
     def request_stop(self, reason: str = "asked to") -> None:
-        """End the loop before its next step. The first reason given is kept."""
+        """End the loop before its next step, or, with other processes, as soon as they can too.
+
+        The first reason given is kept.
+        """
+        if self._together is not None:
+            self._together.ask_to_stop(reason)
+            return
         self.stop_reason = self.stop_reason or reason
         if threading.get_ident() == self._thread:  # another thread's request may come just before a step
             self._told_to_stop = True
 
     def interrupt(self, reason: str) -> None:
         """End the loop soon: hooks save what they must at the end, and leave out what takes long."""
+        if self._together is not None:
+            return self._together.ask_to_stop(reason, interrupted=True)
         self.interrupted = True
-        self.request_stop(reason)
+        return self.request_stop(reason)
 
     def notice(self, text: str) -> None:
         """Tell something to whoever follows the run."""
@@ -156,10 +195,10 @@ class Loop:
         """An earlier step, to be looked at again."""
         return Past(
             step,
-            take=self._step,
+            take=spread(self._step, self._mesh, self._parallel),
             batch=functools.partial(self._batch_of, step),
-            start=self._starting_state,
-            state=functools.partial(self._state_before, step),
+            start=self._starting_state if self._together is None else _cannot_be_had,
+            state=functools.partial(self._state_before, step) if self._together is None else _cannot_be_had,
             identity=self._data.identity(step - 1) if isinstance(self._data, Pipeline) else {},
         )
 
@@ -194,7 +233,7 @@ class Loop:
         if error is None:
             try:
                 self.coordinator.raise_requested_exception()
-                self._end()
+                self._guarded(self._end, again=False)
             except BaseException as failure:
                 self._close(failure)
                 raise
@@ -212,8 +251,10 @@ class Loop:
             except FINISHED:
                 if not again:
                     raise
-                return self.request_stop(DATA_ENDED)
+                return self._end_data()
             except Exception as error:
+                if self._together is not None:
+                    raise self._together.company.explain(error) from None
                 if not self._can_go_on() or not self._recoveries.allow(error, self._count):
                     raise
                 if again:
@@ -252,10 +293,11 @@ class Loop:
         self._fuser.begin(whens, self._count)
         if isinstance(self._data, Iterator) and self._fuse == "auto":
             self._fuser.give_up()  # it may wait for steps to be taken, and fused ones need many batches beforehand
-        if self._feeders and self._fuser.give_up():
-            names = ", ".join(type(hook).__name__ for hook in self._feeders)
+        if (self._feeders or self._preparers) and self._fuser.give_up():
+            names = ", ".join(type(hook).__name__ for hook in [*self._feeders, *self._preparers])
             self.notice(f"steps are not fused: before each of them a hook changes the batch ({names})")
-        self._agenda = Agenda(self.hooks, self._count, self._clock())
+        now = self._clock() if self._together is None else self._together.begin(self._count, self._clock())
+        self._agenda = Agenda(self.hooks, self._count, now)
         if self._supply is None or isinstance(self._data, Pipeline):  # other data go on where they stand
             self._close_supply()
             self._supply = Supply(
@@ -263,23 +305,79 @@ class Loop:
                 self._count,
                 whens,
                 lambda: self._fuser.length,
-                self._program.put,
+                self._putting(self._count),
                 shapes=self._shapes,
-                stop=lambda: self.interrupted or self.coordinator.should_stop(),
+                stop=self._need_no_data,
             )
+
+    def _putting(self, step: int) -> Put:
+        """How batches from the one after `step` on are put on the devices."""
+        put = self._program.put if self._late is None else self._late.put
+        if not self._preparers:
+            return put
+        steps = itertools.count(step + 1)
+
+        def prepare_and_put(batch: Batch, count: int) -> Batch:
+            number = next(steps)
+            for hook in self._preparers:
+                batch = hook.prepare(number, batch)
+            return put(batch, count)
+
+        return prepare_and_put
 
     def _take(self, most: float) -> None:
         """Take the next steps, at most so many."""
         started = clock()
         if self._supply is None:
             raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
-        piece = self._supply.take(most, self._fuser.kind)
+        piece = self._next_piece(self._supply, most)
         self.timing.data += clock() - started
-        self._dispatch(piece)
+        if self._together is not None and not self._together.go_on(self._count):
+            self._supply.give_back([piece])
+            return self._hear_of_stop()
+        return self._dispatch(piece)
+
+    def _next_piece(self, supply: Supply, most: float) -> Piece:
+        if self._late is not None:
+            return self._late.take(supply)
+        if self._together is None or isinstance(self._data, Pipeline):
+            return supply.take(most, self._fuser.kind)
+        return self._take_with_all(supply)  # iterators of their own need not end at the same step
+
+    def _take_with_all(self, supply: Supply) -> Piece:
+        """The next piece, if every process has one."""
+        try:
+            piece = supply.take(1)
+        except FINISHED:
+            piece = None
+        assert self._together is not None
+        if not self._together.all_have(f"the data of step {self._count + 1}", piece is not None) or piece is None:
+            raise EndOfData(DATA_ENDED)
+        return piece
+
+    def _need_no_data(self) -> bool:
+        """In a thread, while it waits for data: whether the run ends anyway."""
+        is_over = self._together is not None and self._together.is_over(self._count)
+        return self.interrupted or is_over or self.coordinator.should_stop()
+
+    def _end_data(self) -> None:
+        self.request_stop(DATA_ENDED)
+        if self._together is not None and not self._together.is_over(self._count, wait=True):
+            raise ClusterError(
+                f"the data of process {self._together.company.index} end after step {self._count}, and others have "
+                "begun a later one; all processes need the same number of batches"
+            )
+
+    def _hear_of_stop(self) -> None:
+        """What the processes have decided, once this one has come to the last step."""
+        if self._together is not None and self._together.is_over(self._count, wait=True):
+            self.interrupted, self.stop_reason = self._together.interrupted, self._together.reason
 
     def _dispatch(self, piece: Piece) -> None:
         if self._feeders:
             batch = feed_batch(self._feeders, self.report(), piece.batch)
+            if self._together is not None:  # each process feeds its part of an entry
+                batch = {k: v if isinstance(v, jax.Array) else self._program.put(v, 1) for k, v in batch.items()}
             piece = dataclasses.replace(piece, batch=batch, kind=self._fed_shapes.kind(batch, self._count))
         self._suspect, self._piece = self._count + 1, piece
         if not self._program.is_compiled(piece):
@@ -291,7 +389,15 @@ class Loop:
         self.timing.dispatch += clock() - started
         self._count += piece.count
         self._metrics.time = self._clock()
-        self._flight.add(Call(self._metrics, piece, self._agenda.due(self._count, self._metrics.time)))
+        self._flight.add(Call(self._metrics, piece, self._agenda.due(self._count, self._agreed_time())))
+
+    def _agreed_time(self) -> float:
+        """What time it is, for hooks that are due by the clock."""
+        if self._together is None:
+            return self._metrics.time
+        if self._metrics.time >= self._agenda.next_time:
+            self._together.tell_time(self._metrics.time)
+        return self._together.time(self._count)
 
     def _tell(self, call: Call) -> None:
         """Tell the hooks of a call that is finished."""
@@ -351,6 +457,11 @@ class Loop:
         return Taken(self.state, np.concatenate([each.table() for each in metrics] or [np.zeros(0)]), seconds)
 
     def _end(self) -> None:
+        if self._together is not None:  # whoever left before the others has to go on to where they are
+            self.request_stop("the loop was left")
+            while not self._together.is_over(self._count, wait=True):
+                self._take(1)
+            self._hear_of_stop()
         while True:
             try:
                 self._flight.settle()
@@ -380,10 +491,10 @@ class Loop:
 
     def _batch_of(self, step: int) -> Batch:
         """The batch that a step was given."""
-        batch = self._flight.batch_of(step)
+        batch = self._flight.batch_of(step) if self._together is None else None
         if batch is not None:
             return batch
-        if step == self._count + 1 and self._suspect == step:
+        if step == self._count + 1 and self._suspect == step and self._together is None:
             return self._piece.split()[0].batch
         if isinstance(self._data, Pipeline):
             return self._data.batch(step - 1)
@@ -404,8 +515,9 @@ class Loop:
         return forward(self._program, state, self._data, step)
 
     def _starting_state(self) -> TrainState:
-        state = self._scaffold.prepare(functools.partial(place, self._initial, self._mesh), self.hooks)
-        return jax.tree.map(jnp.copy, place(state, self._mesh))  # what it was made of stays whole
+        initial = functools.partial(place, self._initial, self._mesh, self._sharding)
+        state = self._scaffold.prepare(initial, self.hooks)
+        return jax.tree.map(jnp.copy, place(state, self._mesh, self._sharding))  # what it was made of stays whole
 
     def _close_supply(self) -> None:
         if self._supply is not None:
@@ -413,8 +525,10 @@ class Loop:
 
     def _close(self, error: BaseException | None) -> None:
         """Close all that is open. What fails in it never hides the error that ended the run."""
+        if error is not None and self._together is not None:
+            self._together.company.fail(error)  # first, because others may wait for this process, and it for them
         closing: list[Callable[[], None]] = [self._close_supply]
-        if isinstance(error, Exception) and self._state is not None:
+        if isinstance(error, Exception) and not isinstance(error, PeerLostError) and self._state is not None:
             closing += [functools.partial(self._tell_failure, hook, error) for hook in self.hooks]
         closing += [*(hook.close for hook in reversed(self.hooks)), self._fuser.close]
         try:
@@ -424,6 +538,10 @@ class Loop:
                 raise
             if failure is not error:
                 error.add_note(f"closing failed too: {failure!r}")
+
+
+def _cannot_be_had() -> TrainState:
+    raise ReplayError("an earlier state is not computed again where several processes would have to do it together")
 
 
 def _is_alive(state: TrainState) -> bool:

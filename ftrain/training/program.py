@@ -1,6 +1,7 @@
 """The program: a step compiled for the loop, taken once a call or, fused, several times."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 from ftrain.data import Piece
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
+from ftrain.training.parallel import Parallel, check_parallel, spread
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step, batch_sharding, compile_step
 from ftrain.tree import named_leaves
@@ -32,9 +34,11 @@ class Program:
     Metrics have the precision of float32 at least.
     """
 
-    def __init__(self, step: Step, mesh: Mesh | None = None):
+    def __init__(self, step: Step, mesh: Mesh | None = None, parallel: Parallel = "jit"):
+        check_parallel(parallel, mesh)
         self._packed = _pack(step)
-        self._mesh = mesh
+        self._mesh: Mesh | None = mesh
+        self._parallel: Parallel = parallel
         settings: Any = jax.config  # jax defines its attributes at run time, where a type checker cannot see them
         self._x64: bool = settings.jax_enable_x64
         self._compiled: dict[tuple[int, int], Any] = {}
@@ -60,7 +64,8 @@ class Program:
     def lower(self, state: TrainState, piece: Piece) -> Any:
         """The first half of compiling. It depends on contexts of the thread, such as a mesh or 64 bits."""
         if piece.count == 1:
-            _check_state(state, jax.eval_shape(self._packed, state, piece.batch)[0])
+            step = spread(self._packed, self._mesh, self._parallel)
+            _check_state(state, jax.eval_shape(step, state, piece.batch)[0])
         return self._jitted(state, stacked=piece.count > 1).lower(state, piece.batch)
 
     def finish(self, piece: Piece, lowered: Any) -> None:
@@ -73,7 +78,7 @@ class Program:
         is_spread = any(len(each.device_set) > 1 for each in jax.tree.leaves(shardings))
         if is_spread and (self._mesh is None or self._mesh.size == 1):  # as the user placed it, so it must stay
             return jax.jit(function, donate_argnums=0, out_shardings=(shardings, None))
-        return compile_step(function, self._mesh, stacked=stacked)
+        return compile_step(function, self._mesh, stacked=stacked, shardings=shardings, parallel=self._parallel)
 
     def put(self, batch: Batch, count: int) -> Batch:
         """The batch of a call, on the devices; a thread may do it, and has to be told whether there are 64 bits."""
@@ -81,6 +86,8 @@ class Program:
         if sharding is None and count == 1 and jax.default_backend() == "cpu":
             return batch  # it is in the memory of that device already, and the call itself takes it quicker
         with jax.enable_x64(self._x64):
+            if sharding is not None and not sharding.is_fully_addressable:  # this process has its part of it
+                return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, sharding), batch)
             return jax.device_put(batch) if sharding is None else jax.device_put(batch, sharding)
 
     def flops(self) -> float | None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ftrain.cluster import Sharding
 from ftrain.tree import Tree
 
 S = TypeVar("S")
@@ -53,12 +54,17 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
 
-def place(initial: TrainState | Callable[[], TrainState], mesh: Mesh | None = None) -> TrainState:
-    """A state, or what a function makes, replicated over the mesh."""
+def place(
+    initial: TrainState | Callable[[], TrainState], mesh: Mesh | None = None, sharding: Sharding | None = None
+) -> TrainState:
+    """A state, or what a function makes, on the devices of the mesh: all of it on each, or as `sharding` says."""
     state = initial() if callable(initial) else initial
     if not isinstance(state, TrainState):
         raise TypeError(f"a run needs a TrainState, or a function that makes one, got a {type(state).__name__}")
-    return state if mesh is None or mesh.size == 1 else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+    if mesh is None or mesh.size == 1:
+        return state
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.device_put(state, everywhere if sharding is None else sharding.shardings(state, mesh))
 
 
 def _widened_copy(leaf: jax.Array) -> jax.Array:

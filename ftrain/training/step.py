@@ -1,6 +1,6 @@
 """The training step: a pure function, and its compilation for a mesh as a second, separate one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
@@ -11,15 +11,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ftrain.averages import update_averages
 from ftrain.cluster import mesh as meshes
 from ftrain.gradients import clip_by_global_norm, global_norm, loss_scale, skipped_updates, update_with_rows
+from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
 from ftrain.gradients.skipping import check_transform
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
 from ftrain.training.objective import Batch, LossFunction, Metrics, differentiate, make_objective
+from ftrain.training.parallel import Parallel, spread
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 M = TypeVar("M")
+CONTRIBUTES = "ftrain.contributes"  # an entry of a batch: a weight for each example, all 0 where a replica has none
 
 
 def make_step(
@@ -31,6 +34,7 @@ def make_step(
     averages: float | None = None,
     with_model_state: bool = False,
     learning_rate: LearningRate | None = None,
+    replicas: Axis | None = None,
 ) -> Step:
     """The pure step `(state, batch) -> (state, metrics)` that follows the gradient of `loss_fn`.
 
@@ -47,6 +51,9 @@ def make_step(
         should be means over examples: theirs are means over the parts. Each part draws random numbers of its own.
       averages: the decay of moving averages of the parameters; create the state with `averages=True`. Those of a table
         cost time for all of its rows.
+      replicas: the axis over which replicas of this step, each with its part of the batch, take their means, for
+        `shard_map` and `pmap`. Loss, metrics and model state should be means over examples. Random numbers are its
+        own in each. Examples that an entry CONTRIBUTES of the batch gives a weight of 0 leave their replica out.
       learning_rate: shown in the metrics for an optimizer whose state does not tell its rate, as plain optax ones;
         without it they show NaN.
     """
@@ -61,8 +68,14 @@ def make_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         check_parameters(state.params)
-        rng = jax.random.fold_in(state.rng, state.step)
-        loss, metrics, model_state, gradients = differentiate(objective, state, batch, rng, accumulate)
+        rng = _rng_of(state, replicas)
+        batch, weight = _split_weight(batch, replicas)
+        found = differentiate(objective, state, batch, rng, accumulate)
+        contributions = {}
+        if replicas is not None:
+            found = _mean_of_all(found, replicas, weight)
+            contributions["contributions"] = replicas_of(replicas) if weight is None else jax.lax.psum(weight, replicas)
+        loss, metrics, model_state, gradients = found
         norm = global_norm(gradients)
         if clip_global_norm is not None:
             gradients, _ = clip_by_global_norm(gradients, clip_global_norm, use_norm=norm)
@@ -72,7 +85,8 @@ def make_step(
             state.opt_state,
             state.params,
             value=loss,
-            value_fn=lambda params: objective(params, batch, rng, state.model_state)[0],
+            value_fn=lambda params: _mean(objective(params, batch, rng, state.model_state)[0], replicas, weight),
+            **contributions,
         )
         params = apply_updates(state.params, updates)
         skips = _shown_skips(state.opt_state, opt_state)
@@ -89,35 +103,72 @@ def make_step(
         )
         rate = _shown_rate(opt_state, learning_rate, state.step)
         own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **skips}
+        if weight is not None:
+            own["replicas"] = contributions["contributions"]
         return new_state, {**own, **metrics, **own}  # ours come first, and a metric of the same name gives way
 
     def gradients_of(state: TrainState, batch: Batch) -> tuple[jax.Array, Metrics, Tree, Tree]:
-        return differentiate(objective, state, batch, jax.random.fold_in(state.rng, state.step), accumulate)
+        batch, _ = _split_weight(batch, replicas)
+        return differentiate(objective, state, batch, _rng_of(state, replicas), accumulate)
 
     step.differentiate = gradients_of  # pyright: ignore[reportFunctionMemberAccess] - for who looks for a NaN
     return step
 
 
 def compile_step(
-    step: Callable[[TrainState, Batch], tuple[TrainState, M]], mesh: Mesh | None = None, *, stacked: bool = False
+    step: Callable[[TrainState, Batch], tuple[TrainState, M]],
+    mesh: Mesh | None = None,
+    *,
+    stacked: bool = False,
+    shardings: Tree | None = None,
+    parallel: Parallel = "jit",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, M]]:
     """`step` compiled, its state updated in place: the state that goes in cannot be used again.
 
-    On a mesh the state is replicated and the batch is split along its first axis; if the batches of several steps are
-    `stacked`, along its second.
+    On a mesh the state lies as `shardings` say, one for each of its leaves, or else as a whole on every device. The
+    batch is split along its first axis; if the batches of several steps are `stacked`, along its second. With "jit" the
+    compiler spreads the step; a step for "shard_map" or "pmap" takes means itself, `make_step(replicas=...)`.
     """
+    step = spread(step, mesh, parallel, stacked=stacked)
     split = batch_sharding(mesh, stacked=stacked)
     if mesh is None or split is None:
         return jax.jit(step, donate_argnums=0)
     replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(step, donate_argnums=0, in_shardings=(replicated, split), out_shardings=replicated)
+    state = replicated if shardings is None else shardings
+    return jax.jit(step, donate_argnums=0, in_shardings=(state, split), out_shardings=(state, replicated))
 
 
 def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding | None:
     """How a batch is split over a mesh; None if there is only one device."""
     if mesh is None or mesh.size == 1:
         return None
-    return NamedSharding(mesh, PartitionSpec(None, meshes.DATA) if stacked else PartitionSpec(meshes.DATA))
+    axes = tuple(axis for axis in meshes.BATCH_AXES if axis in mesh.shape)
+    return NamedSharding(mesh, PartitionSpec(None, axes) if stacked else PartitionSpec(axes))
+
+
+def _rng_of(state: TrainState, replicas: Axis | None) -> jax.Array:
+    """The random numbers of a step, and in it of each replica."""
+    rng = jax.random.fold_in(state.rng, state.step)
+    return rng if replicas is None else jax.random.fold_in(rng, jax.lax.axis_index(replicas))
+
+
+def _split_weight(batch: Batch, replicas: Axis | None) -> tuple[Batch, jax.Array | None]:
+    """The batch without its weights, and the weight of this replica, if there is one."""
+    if replicas is None or not isinstance(batch, Mapping) or CONTRIBUTES not in batch:
+        return batch, None
+    rest = {name: leaf for name, leaf in batch.items() if name != CONTRIBUTES}
+    return rest, jnp.min(batch[CONTRIBUTES]).astype(jnp.float32)
+
+
+def _mean_of_all(found: tuple[Tree, ...], replicas: Axis, weight: jax.Array | None) -> tuple[Tree, ...]:
+    """Loss, metrics, model state and gradients of all replicas; what is counted in the state is the same in each."""
+    loss, metrics, state, gradients = mean_over_replicas(found, replicas, weight)
+    state = jax.tree.map(lambda own, mean: mean if mean.dtype == own.dtype else own, found[2], state)
+    return loss, metrics, state, gradients
+
+
+def _mean(loss: jax.Array, replicas: Axis | None, weight: jax.Array | None) -> jax.Array:
+    return loss if replicas is None else mean_over_replicas(loss, replicas, weight)
 
 
 def _average(state: TrainState, params: Tree, decay: float | None) -> Tree | None:

@@ -47,6 +47,10 @@ class Supply:
             self.give_back(rest)
         return piece
 
+    def is_ready(self, timeout: float) -> bool:
+        """Wait at most so long for `take` to have something, the end of the data included."""
+        return bool(self._spare) or self._pieces.is_ready(timeout)
+
     def take_singles(self, count: int) -> list[Piece]:
         """So many pieces of one step each and of one form, or none at all if there are no more such."""
         taken: list[Piece] = []

@@ -13,15 +13,17 @@ class Timing:
     def __init__(self) -> None:
         self.data = self.dispatch = self.device = 0.0  # what every call adds to
         self.others: dict[str, float] = {}  # hooks, and what comes once
+        self.doing: str | None = None  # which of them it is now
         self._started = clock()
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Count the seconds of the block to `name`."""
-        started = clock()
+        started, before, self.doing = clock(), self.doing, name
         try:
             yield
         finally:
+            self.doing = before
             self.add(name, clock() - started)
 
     def add(self, name: str, seconds: float) -> None:

@@ -1,0 +1,26 @@
+"""Exit codes: what a command ends with when it fails for a reason that needs no traceback."""
+
+
+def exit_code(error: Exception) -> int | None:
+    """The code to exit with for an error that needs no traceback."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return 2
+    # By name, because importing the classes would import jax; only commands that have done so can raise them.
+    kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__)
+    return next((CODES[kind] for kind in kinds if kind in CODES), None)
+
+
+CODES = {
+    "ftrain.config.load.ConfigError": 2,
+    "ftrain.cluster.line.PeerLostError": 75,
+    "ftrain.cluster.line.ClusterError": 1,
+    "ftrain.checkpoints.lock.InUseError": 2,
+    "ftrain.checkpoints.errors.SaveError": 1,
+    "ftrain.checkpoints.errors.CheckpointError": 2,
+    "builtins.TimeoutError": 1,
+    "ftrain.cli.data.errors.DataCommandError": 2,
+    "ftrain.formats.examples.conversions.SpecError": 2,
+    "ftrain.formats.records.framing.DamagedRecordError": 1,
+    "ftrain.hooks.stopping.NotFiniteError": 1,
+    "ftrain.training.scaffold.NotReadyError": 1,
+}

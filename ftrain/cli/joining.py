@@ -1,0 +1,99 @@
+"""Joining: how `ftrain train` becomes one process among others, if it is."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftrain.cli.exit_codes import exit_code
+
+if TYPE_CHECKING:
+    from ftrain.cluster import Company
+    from ftrain.config import Job
+    from ftrain.config.plan import Plan
+    from ftrain.launching.reporter import Reporter
+    from ftrain.training import Hook
+
+BUILDING = 600.0  # seconds in which the first process has to have its data ready, which it may have to write
+
+
+def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
+    """This process among those of its job, as the command line or the environment says; else on its own."""
+    from ftrain.cluster import ClusterError, connect, create_local
+    from ftrain.cluster.environment import membership
+    from ftrain.config.load import ConfigError
+
+    environ = dict(os.environ)
+    if cluster is not None:
+        environ |= {"FTRAIN_CLUSTER": f"@{cluster}", "FTRAIN_TASK": task or ""}
+    limits = plan.calls["cluster"].arguments
+    try:
+        member = membership(environ)
+        if member is None or member.process_count == 1:
+            return create_local()
+        return connect(
+            member.spec,
+            member.job,
+            member.index,
+            limit=limits["connect_timeout"],
+            heartbeat=limits["hang_timeout"] or 100.0,
+            facts=_facts(plan),
+        )
+    except ClusterError:
+        raise
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"the cluster cannot be joined: {error}") from None
+
+
+@contextmanager
+def watched(reporter: "Reporter", company: "Company") -> Iterator[None]:
+    """While this is entered, the supervisor is told why another process ends this one."""
+    from ftrain.launching.contract import Failed
+
+    company.tell_end = lambda why, process: reporter.say(Failed("PeerFailed", why, because=process))
+    try:
+        yield
+    except Exception as error:
+        company.exit_code = exit_code(error) or 1
+        raise
+    finally:
+        reporter.close()
+
+
+def build_in_turn(plan: "Plan", company: "Company") -> "Job":
+    """The job, built by the first process before the others: it may have to write the data that they read."""
+    from ftrain.config import build
+
+    job = build(plan) if company.is_chief else None
+    company.barrier("the first process has built the job", BUILDING)
+    return job or build(plan)
+
+
+@contextmanager
+def claim_together(job: "Job", company: "Company", accept_changes: bool) -> Iterator[None]:
+    """The run directory, claimed by the first process for all."""
+    from ftrain.config import claim
+
+    resolved = job.plan.resolved()
+    with claim(job.directory, resolved, accept_changes=accept_changes) if company.is_chief else nullcontext():
+        company.barrier("the run directory", BUILDING)
+        yield
+
+
+def faults_of(directory: Path, rank: int) -> "list[Hook]":
+    """The faults that whoever started this process wants to see it survive."""
+    from ftrain.hooks import Faults
+    from ftrain.launching import contract, parse_faults
+
+    text = os.environ.get(contract.INJECT)
+    note = directory / f"faults_{rank}.txt"
+    if os.environ.get(contract.ATTEMPT, "0") == "0":
+        note.unlink(missing_ok=True)
+    return [Faults(parse_faults(text), rank, note)] if text else []
+
+
+def _facts(plan: "Plan") -> dict[str, str]:
+    from ftrain.config.run_directory import flatten
+
+    return {key: repr(value) for key, value in flatten(plan.resolved()).items()}

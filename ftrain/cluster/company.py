@@ -1,0 +1,177 @@
+"""The company: the processes of a job, as one of them sees it."""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from ftrain.cluster.line import ClusterError, Line, PeerLostError
+from ftrain.cluster.spec import ClusterSpec
+from ftrain.cluster.switchboard import Message, Switchboard
+
+PEER_FAILED = 75  # the exit code of a process that ends because another did; a job as a whole is started again
+GRACE = 2.0  # seconds in which a process that lost another may end by itself, with an error of its own
+LAST_WORDS = 10.0  # seconds that a process which failed may take to close what it has open
+
+
+class Decider(Protocol):
+    """Who takes part in decisions: told to hold, it answers with the step that it has come to, and waits."""
+
+    def hold(self) -> int: ...
+    def decide(self, proposal: Message, step: int) -> None: ...
+
+
+class Company:
+    """This process among those of its job. `connect` makes one, `create_local` one of a single process.
+
+    As a context manager it tells the others when an exception ends this process, so that they end too.
+    """
+
+    def __init__(self, spec: ClusterSpec, index: int, count: int):
+        self.spec, self.index, self.count = spec, index, count
+        self.decider: Decider | None = None
+        self.tell_end: Callable[[str, int], None] = lambda why, process: None  # of another, which ends this one
+        self.has_failed = False
+        self.exit_code = 1  # of this process, once it has failed
+        self.is_bound = False  # to the others: the runtime of the devices has been started, and none can go on alone
+        self._line: Line | None = None
+        self._switchboard: Switchboard | None = None
+        self._ending = threading.Lock()
+        self._loss = threading.Event()
+        self._why = ""  # this process cannot go on
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the process that writes for all."""
+        return self.index == 0
+
+    def gather(self, name: str, value: Any, limit: float = 60.0) -> list[Any]:
+        """What each process brings under `name`, as JSON can say it, in their order.
+
+        Every process has to come within `limit` seconds of the first; ClusterError names those who do not.
+        """
+        return [value] if self._line is None else self._line.gather(name, value, limit)
+
+    def barrier(self, name: str, limit: float = 60.0) -> None:
+        """Wait until all processes have come here."""
+        self.gather(name, None, limit)
+
+    def propose(self, proposal: Message) -> None:
+        """Have all processes decide together on the step of `proposal`: the furthest that one of them has come to."""
+        if self._line is not None:
+            self._line.send({"propose": proposal})
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this process ends with an error, which ends them too."""
+        if self._line is None or self.has_failed:
+            return
+        self.has_failed = True
+        if not self.is_bound:
+            self._close()
+            return
+        atexit.register(lambda: os._exit(self.exit_code))  # jax's own farewell would wait for those that are gone
+        message = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._line.send({"failed": message[:2000]})
+        _after(LAST_WORDS, lambda: _end_now(f"process {self.index} ends, though not all is closed: {message}", 1))
+
+    def explain(self, error: Exception) -> Exception:
+        """What an error of the runtime comes from: if another process is gone, that is the news, and not its wires."""
+        import jax
+
+        is_of_runtime = self._line is not None and isinstance(error, jax.errors.JaxRuntimeError)
+        return PeerLostError(self._why) if is_of_runtime and self._loss.wait(GRACE / 2) else error
+
+    def leave(self, limit: float = 60.0) -> None:
+        """Take leave of the others, when all have come to their end."""
+        if self._line is None:
+            return
+        import jax
+
+        self.barrier("the end of the job", limit)
+        self._line.hang_up()
+        jax.distributed.shutdown()
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.leave()
+        else:
+            self.fail(error)
+
+    def join(self, line: Line, switchboard: Switchboard | None) -> None:
+        """Go on with a connection; `connect` does this."""
+        self._line, self._switchboard = line, switchboard
+
+    def listen(self, message: Message) -> None:
+        """In a thread: what the others say."""
+        if "hold" in message:
+            if self._line is not None:
+                self._line.send({"held": 0 if self.decider is None else self.decider.hold()})
+        elif "decided" in message:
+            if self.decider is not None:
+                self.decider.decide(message["decided"], message["step"])
+        elif "failed" in message:
+            self._end_with(message["process"], f"failed: {message['failed']}")
+        elif "lost" in message:
+            self._end_with(message["lost"], "is gone")
+
+    def _close(self) -> None:
+        if self._line is not None:
+            self._line.hang_up()
+            self._line = None
+        if self._switchboard is not None:
+            self._switchboard.close()
+            self._switchboard = None
+
+    def _end_with(self, process: int, what: str) -> None:
+        """Another process has ended: this one cannot go on. It may find out by itself, and say more, if it is quick."""
+        if not self.is_bound or self.has_failed or not self._ending.acquire(blocking=False):
+            return
+        self._why = why = f"process {process} {what}; process {self.index} ends too"
+        self._loss.set()
+
+        def end() -> None:
+            if not self.has_failed:
+                self.tell_end(why, process)
+                _end_now(why, PEER_FAILED)
+
+        _after(0.0 if process == 0 else GRACE, end)
+
+
+def create_local() -> Company:
+    """A company of one: the same program, without any other process."""
+    return Company(ClusterSpec({"worker": ["localhost:0"]}), 0, 1)
+
+
+def check_facts(facts: list[Mapping[str, Any]]) -> None:
+    """See to it that all processes have come with the same facts: versions, and what they are to do."""
+    differences = []
+    for index, own in enumerate(facts):
+        for key in [*facts[0], *(key for key in own if key not in facts[0])]:
+            here, there = own.get(key), facts[0].get(key)
+            if here != there:
+                differences.append(f"{key} is {here!r} at process {index}, {there!r} at process 0")
+    if differences:
+        raise ClusterError("the processes differ:\n  " + "\n  ".join(differences))
+
+
+def _after(seconds: float, work: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()
+
+
+def _end_now(why: str, code: int) -> None:
+    with contextlib.suppress(Exception):
+        print(f"ftrain: {why}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,105 @@
+"""Connecting: from a spec, a job and an index to a process among others, with limits on every wait."""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ftrain.cluster.addresses import Address, parse_address
+from ftrain.cluster.company import Company, check_facts
+from ftrain.cluster.line import ClusterError, Line
+from ftrain.cluster.spec import ClusterSpec, check_usable, processes
+from ftrain.cluster.switchboard import Switchboard
+
+START = "the start of the job"
+
+
+def connect(
+    spec: ClusterSpec,
+    job: str,
+    index: int,
+    *,
+    limit: float = 60.0,
+    heartbeat: float = 100.0,
+    facts: Mapping[str, Any] | None = None,
+) -> Company:
+    """Be task `index` of `job`: meet the other processes, then start `jax.distributed` with them.
+
+    The first process listens at the address that the spec names for it, and nowhere else. Call this before anything
+    touches a device.
+
+    Args:
+      limit: seconds in which all processes have to come; ClusterError names those who did not.
+      heartbeat: seconds after which the runtime takes a process that does not move for lost.
+      facts: what must be equal everywhere, beside the versions of jax and ftrain; who differs is named, and in what.
+    """
+    check_usable(spec)
+    members = processes(spec)
+    numbers = {(name, task): number for number, (name, task, _) in enumerate(members)}
+    if (job, index) not in numbers:
+        there = ", ".join(f"{name}:{task}" for name, task, _ in members)
+        raise ValueError(f"{job}:{index} is not a process that trains in this cluster; there are {there}")
+    number, address = numbers[job, index], parse_address(members[0][2])
+    company = Company(spec, number, len(members))
+    if len(members) == 1:
+        return company
+    deadline = time.monotonic() + limit
+    switchboard = _open(address, len(members)) if number == 0 else None
+    try:
+        line = Line(address, number, len(members), limit, company.listen)
+        company.join(line, switchboard)
+        _meet(company, address, deadline, heartbeat, dict(facts or {}))
+    except BaseException as error:
+        company.fail(error)
+        raise
+    return company
+
+
+def _open(address: Address, count: int) -> Switchboard:
+    try:
+        return Switchboard(address, count)
+    except OSError as error:
+        raise ClusterError(
+            f"process 0 cannot listen at {address}, its address in the cluster: {os.strerror(error.errno or 0)}; "
+            "is another job running there? choose another port"
+        ) from None
+
+
+def _meet(company: Company, address: Address, deadline: float, heartbeat: float, facts: dict[str, Any]) -> None:
+    """Compare what the processes have come with, and have the runtime of the devices meet, too."""
+    port = _free_port(address.host) if company.is_chief else None
+    own = {"facts": _versions() | facts, "port": port}
+    told = company.gather(START, own, max(0.1, deadline - time.monotonic()))
+    check_facts([each["facts"] for each in told])
+    runtime = Address(address.host, told[0]["port"])
+    import jax
+
+    company.is_bound = True
+    jax.distributed.initialize(
+        coordinator_address=str(runtime),
+        coordinator_bind_address=str(runtime),
+        num_processes=company.count,
+        process_id=company.index,
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(5, round(deadline - time.monotonic())),
+        heartbeat_timeout_seconds=max(1, round(heartbeat)),
+        shutdown_timeout_seconds=30,
+    )
+    jax.devices()  # all processes look for each other's devices now: none could do that alone later
+
+
+def _versions() -> dict[str, str]:
+    import jax
+
+    import ftrain
+
+    return {"ftrain": ftrain.__version__, "jax": jax.__version__}
+
+
+def _free_port(host: str) -> int:
+    """A port for the runtime's own coordinator; the one that the spec names is the switchboard's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

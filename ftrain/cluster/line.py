@@ -1,0 +1,129 @@
+"""A line: the connection of one process to the switchboard."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ftrain.cluster.addresses import Address
+from ftrain.cluster.switchboard import Message
+
+_RETRY = 0.05  # seconds between two tries to connect
+
+
+class ClusterError(RuntimeError):
+    """Something that the processes of a job have to do together, and cannot."""
+
+
+class PeerLostError(ClusterError):
+    """Another process is gone, and this one cannot go on without it."""
+
+
+class Line:
+    """Connects within `limit` seconds. A thread hands each message that is not an answer to `listen`."""
+
+    def __init__(self, address: Address, index: int, count: int, limit: float, listen: Callable[[Message], None]):
+        self._index, self._listen = index, listen
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._answers: dict[str, Message] = {}
+        self._hung_up = self._lost = False
+        self._socket = _connect(address, index, limit)
+        self._reader = self._socket.makefile("rb")
+        self.send({"hello": index, "count": count})
+        self._check_welcome(address, limit)
+        threading.Thread(target=self._read, name="ftrain-line", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Send a message; if the switchboard is gone, `listen` hears of that."""
+        try:
+            with self._sending:
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._lose()
+
+    def gather(self, name: str, value: Any, limit: float) -> list[Any]:
+        """The values that all processes bring under this name; ClusterError names those who do not come in time."""
+        self.send({"gather": name, "value": value, "limit": limit})
+        deadline = time.monotonic() + limit + 5  # the switchboard watches over the limit
+        with self._changed:
+            while name not in self._answers:
+                if self._lost:
+                    raise PeerLostError(f"process 0 is gone, while it was waited for at: {name}")
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise ClusterError(f"no answer from process 0 for {limit:g} s at: {name}")
+            answer = self._answers.pop(name)
+        if "missing" in answer:
+            raise ClusterError(
+                f"waited {answer['limit']:.3g} s at: {name}; missing: {_listed(answer['processes'])}; are they running?"
+            )
+        return answer["values"]
+
+    def hang_up(self) -> None:
+        """Leave, as agreed."""
+        if self._hung_up:
+            return
+        self._hung_up = True
+        self.send({"bye": self._index})
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _check_welcome(self, address: Address, limit: float) -> None:
+        self._socket.settimeout(limit)
+        try:
+            answer = json.loads(self._reader.readline() or b"{}")
+        except (OSError, ValueError):
+            answer = {}
+        self._socket.settimeout(None)
+        if "welcome" not in answer:
+            reason = answer.get("refused", "who listens there does not answer as a process of ftrain does")
+            raise ClusterError(f"process {self._index} was not let in at {address}: {reason}")
+
+    def _read(self) -> None:
+        try:
+            for line in self._reader:
+                self._receive(json.loads(line))
+        except (OSError, ValueError):
+            pass
+        self._lose()
+
+    def _receive(self, message: Message) -> None:
+        name = message.get("gathered") or message.get("missing")
+        if name is None:
+            self._listen(message)
+            return
+        with self._changed:
+            self._answers[name] = message
+            self._changed.notify_all()
+
+    def _lose(self) -> None:
+        with self._changed:
+            is_news, self._lost = not self._lost and not self._hung_up, True
+            self._changed.notify_all()
+        if is_news:
+            self._listen({"lost": 0})
+
+
+def _connect(address: Address, index: int, limit: float) -> socket.socket:
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            connection = socket.create_connection(address, timeout=max(_RETRY, deadline - time.monotonic()))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise ClusterError(
+                    f"process {index} found no process 0 at {address} within {limit:g} s ({error}); is it running?"
+                ) from None
+            time.sleep(_RETRY)
+        else:
+            connection.settimeout(None)
+            return connection
+
+
+def _listed(indices: list[int]) -> str:
+    return f"process{'es' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

@@ -1,0 +1,213 @@
+"""Sharding: how a state lies on a mesh, by ordered rules from names of leaves to axes."""
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ftrain.cluster.mesh import FSDP
+from ftrain.packed import Packed, is_packed
+from ftrain.tree import Tree, leaves_with_names
+
+OPTIMIZER_KEEPS = ("opt_state/", "averages/")  # how the names of what an optimizer keeps begin
+_KEYS = {"leaf", "axes"}
+
+
+class _Rule(NamedTuple):
+    leaf: re.Pattern[str]
+    axes: tuple[tuple[str, ...], ...]  # for each dimension, those that it is split over
+
+    def matches(self, name: str) -> bool:
+        return any(self.leaf.fullmatch(name, start) for start in _starts(name))
+
+
+class Sharding:
+    """How the leaves of a state are split over the axes of a mesh.
+
+        sharding = Sharding([{"leaf": "mlp_in", "axes": ["fsdp", "model"]}])
+        state = jax.device_put(state, sharding.shardings(state, make_mesh(fsdp=4, model=2)))
+
+    Leaves of at least `least` elements are split over the axis fsdp, along their largest dimension that it divides; all
+    others are on every device. Keys of random numbers are never split.
+
+    Args:
+      rules: what holds for some leaves instead, such as `{"leaf": "dense/kernel", "axes": ["", "model"]}`. `leaf` is a
+        regular expression for the whole name or for the end of it, from a slash on: this one holds for
+        params/dense/kernel, for its optimizer slots and for its average; ^ stands for the beginning of the whole name.
+        `axes` has an entry for each dimension, as far as any is split: "" for not split, an axis, or several,
+        "fsdp+model". Of several rules that match a leaf, the first one holds.
+      zero1: whether parameters stay on every device, and only what the optimizer keeps of them is split.
+    """
+
+    def __init__(self, rules: Sequence[dict[str, Any]] = (), *, zero1: bool = False, least: int = 65_536):
+        if least < 1:
+            raise ValueError(f"least must be >= 1 element, got {least}")
+        self._rules = [_parse(number, rule) for number, rule in enumerate(rules)]
+        self.zero1, self.least = zero1, least
+
+    def specs(self, tree: Tree, axes: Mapping[str, int]) -> Tree:
+        """The PartitionSpec of each leaf, on a mesh whose axes have these sizes; only shapes are looked at."""
+        leaves = leaves_with_rule_names(tree)
+        self._check_rules([name for name, leaf in leaves if not _is_key(leaf)])
+        return jax.tree.structure(tree).unflatten([self._spec(name, leaf, axes) for name, leaf in leaves])
+
+    def shardings(self, tree: Tree, mesh: Mesh) -> Tree:
+        """The NamedSharding of each leaf: for `jax.device_put`, and for `jax.jit`."""
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self.specs(tree, mesh.shape))
+
+    def undivided(self, tree: Tree, axes: Mapping[str, int]) -> list[str]:
+        """A sentence for each leaf that would be split by default, but has no dimension that the axis fsdp divides."""
+        return [
+            _tell_undivided(name, leaf, axes[FSDP])
+            for name, leaf in leaves_with_rule_names(tree)
+            if self._rule(name) is None and self._is_split(name, leaf, axes) and _longest(leaf, axes[FSDP]) is None
+        ]
+
+    def _spec(self, name: str, leaf: Any, axes: Mapping[str, int]) -> PartitionSpec:
+        rule = None if _is_key(leaf) else self._rule(name)
+        if rule is not None:
+            _check(rule, name, leaf, axes)
+            return _as_spec(rule.axes, axes)
+        dimension = _longest(leaf, axes[FSDP]) if self._is_split(name, leaf, axes) else None
+        return PartitionSpec() if dimension is None else PartitionSpec(*[None] * dimension, FSDP)
+
+    def _is_split(self, name: str, leaf: Any, axes: Mapping[str, int]) -> bool:
+        """Whether a leaf without a rule should be split."""
+        is_large = leaf.ndim > 0 and leaf.size >= self.least and not _is_key(leaf)
+        return is_large and axes.get(FSDP, 1) > 1 and (not self.zero1 or name.startswith(OPTIMIZER_KEEPS))
+
+    def _rule(self, name: str) -> _Rule | None:
+        return next((rule for rule in self._rules if rule.matches(name)), None)
+
+    def _check_rules(self, names: Sequence[str]) -> None:
+        """A rule that no leaf needs is a slip of somebody's."""
+        for rule in self._rules:
+            if not any(map(rule.matches, names)):
+                raise ValueError(f"the rule for {rule.leaf.pattern!r} matches no leaf{_nearest(rule, names)}")
+
+
+def leaves_with_rule_names(tree: Tree) -> list[tuple[str, Any]]:
+    """Every leaf with its name, as rules see it: in a packed tree, a leaf of its own has the name that it stands for.
+
+    The vectors of a packed tree are called packed/float32 and so on.
+    """
+    named: list[tuple[str, Any]] = []
+    for name, node in leaves_with_names(tree, is_leaf=is_packed):
+        named += _unpacked_names(name, node) if isinstance(node, Packed) else [(name, node)]
+    return named
+
+
+def bytes_per_device(tree: Tree, specs: Tree, axes: Mapping[str, int]) -> int:
+    """Bytes of a tree on each device of a mesh whose axes have these sizes."""
+    return sum(leaf_bytes_per_device(tree, specs, axes))
+
+
+def leaf_bytes_per_device(tree: Tree, specs: Tree, axes: Mapping[str, int]) -> list[int]:
+    """Bytes of each leaf on each device, in the order of the tree."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(specs), strict=True)
+    return [leaf.size * leaf.dtype.itemsize // _parts(spec, axes) for leaf, spec in pairs]
+
+
+def entries(spec: PartitionSpec) -> list[tuple[str, ...]]:
+    """For each dimension, the axes that it is split over."""
+    return [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
+
+
+def _parts(spec: PartitionSpec, axes: Mapping[str, int]) -> int:
+    return math.prod(axes[axis] for entry in entries(spec) for axis in entry)
+
+
+def _parse(number: int, rule: Any) -> _Rule:
+    which = f"number {number + 1} of rules"
+    if not isinstance(rule, Mapping) or rule.keys() != _KEYS or not isinstance(rule["leaf"], str):
+        raise ValueError(f'{which} should be like {{leaf = "dense/kernel", axes = ["", "model"]}}, got {rule!r}')
+    leaf, axes = rule["leaf"], rule["axes"]
+    if not isinstance(axes, (list, tuple)):
+        raise ValueError(f"{which} should have a list as axes, with an entry for each dimension, got {axes!r}")
+    try:
+        return _Rule(re.compile(leaf), tuple(_parse_entry(which, entry) for entry in axes))
+    except re.error as error:
+        raise ValueError(f"{which} should have a regular expression as leaf, got {leaf!r}: {error}") from None
+
+
+def _parse_entry(which: str, entry: Any) -> tuple[str, ...]:
+    names = [] if entry in (None, "") else entry.split("+") if isinstance(entry, str) else entry
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError(f'{which} should have in axes "", an axis or several, "fsdp+model", got {entry!r}')
+    return tuple(name.strip() for name in names)
+
+
+def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
+    """That a rule fits a leaf, or a ValueError that says why not and what to do."""
+    who = f"the rule for {rule.leaf.pattern!r} does not fit leaf {name} of shape {list(leaf.shape)}"
+    other = f"put before it a rule for this leaf: {{leaf = '{re.escape(name)}', axes = []}}"
+    used = [axis for entry in rule.axes for axis in entry]
+    for axis in used:
+        if axis not in axes:
+            near = difflib.get_close_matches(axis, axes, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(axes)}"
+            raise ValueError(f"{who}: there is no axis {axis!r}; {hint}")
+        if used.count(axis) > 1:
+            raise ValueError(f"{who}: it names the axis {axis} twice; a leaf can be split over an axis only once")
+    if len(rule.axes) > leaf.ndim:
+        raise ValueError(f"{who}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; {other}")
+    for dimension, (entry, length) in enumerate(zip(rule.axes, leaf.shape, strict=False)):
+        size = math.prod(axes[axis] for axis in entry)
+        if length % size:
+            over = " x ".join(f"{axis}={axes[axis]}" for axis in entry)
+            padded = -(-length // size) * size
+            raise ValueError(
+                f"{who}: dimension {dimension}, {length}, does not divide over {over}; pad it to {padded}, or {other}"
+            )
+
+
+def _as_spec(rule_axes: Sequence[tuple[str, ...]], axes: Mapping[str, int]) -> PartitionSpec:
+    """In one form for each way to split: without axes of size one, and without an end that says nothing."""
+    split = [tuple(axis for axis in entry if axes[axis] > 1) for entry in rule_axes]
+    while split and not split[-1]:
+        split.pop()
+    return PartitionSpec(*[None if not entry else entry[0] if len(entry) == 1 else entry for entry in split])
+
+
+def _longest(leaf: Any, size: int) -> int | None:
+    """The largest dimension that `size` divides, the first of equals."""
+    fitting = [dimension for dimension, length in enumerate(leaf.shape) if length % size == 0]
+    return max(fitting, key=lambda dimension: leaf.shape[dimension], default=None)
+
+
+def _tell_undivided(name: str, leaf: Any, size: int) -> str:
+    length = max(leaf.shape)
+    smaller = [n for n in range(size - 1, 1, -1) if any(each % n == 0 for each in leaf.shape)]
+    other = f", choose {FSDP}={smaller[0]}" if smaller else ""
+    return (
+        f"{name} of shape {list(leaf.shape)} is on every device, as {FSDP}={size} divides none of its dimensions; "
+        f"pad {length} to {-(-length // size) * size}{other}, or give it a rule"
+    )
+
+
+def _nearest(rule: _Rule, names: Sequence[str]) -> str:
+    ends = dict.fromkeys(name[start:] for name in names for start in _starts(name))
+    near = difflib.get_close_matches(rule.leaf.pattern, ends, n=3) or list(names[:3])
+    return f"; there are {', '.join(near)}" if near else ""
+
+
+def _starts(name: str) -> Iterator[int]:
+    """Where a rule may begin to match a name: at its beginning, and after each slash."""
+    yield 0
+    yield from (slash.end() for slash in re.finditer("/", name))
+
+
+def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Any]]:
+    layout, prefix = packed.layout, f"{name}/" if name else ""
+    own = [end for end, _ in leaves_with_names(layout.structure.unflatten([0] * layout.structure.num_leaves))]
+    ends = [*layout.apart(own), *(f"packed/{group}" for group in layout.groups())]
+    return [(prefix + end, array) for end, array in zip(ends, packed.arrays, strict=True)]
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,86 @@
+"""The hook that makes things go wrong, to see what becomes of a job."""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ftrain.launching import Fault
+from ftrain.training import Hook, Report, at, never
+from ftrain.training.objective import Batch
+
+
+class Faults(Hook):
+    """Perform each fault in process `rank` after its step; those of data, in the input of their step.
+
+    What has happened is noted in the file `note`, so that a job that is started again does not meet it again.
+    """
+
+    def __init__(self, faults: Sequence[Fault], rank: int, note: Path):
+        happened = note.read_text().splitlines() if note.exists() else []
+        own = [fault for fault in faults if fault.rank in (None, rank) and _line(fault, rank) not in happened]
+        self._of_data = {fault.step: fault for fault in own if fault.kind in _OF_DATA}
+        self._others = {fault.step: fault for fault in own if fault.kind not in _OF_DATA}
+        self._rank, self._note = rank, note
+        self.when = at(*self._others) if self._others else never()
+
+    def prepare(self, step: int, batch: Batch) -> Batch:
+        fault = self._of_data.pop(step, None)
+        if fault is None:
+            return batch
+        self._remember(fault)
+        return _OF_DATA[fault.kind](fault, batch)
+
+    def after_step(self, report: Report) -> None:
+        fault = self._others.pop(report.step)
+        self._remember(fault)
+        report.notice(f"fault after step {report.step}: {fault.kind}")
+        _OTHERS[fault.kind](fault)
+
+    def _remember(self, fault: Fault) -> None:
+        self._note.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._note, "a") as file:
+            file.write(_line(fault, self._rank) + "\n")
+
+
+def _line(fault: Fault, rank: int) -> str:
+    return f"{fault.kind} rank={rank} step={fault.step}"
+
+
+def _slow(fault: Fault, batch: Batch) -> Batch:
+    time.sleep(fault.secs or 0.0)
+    return batch
+
+
+def _spoil(fault: Fault, batch: Batch) -> Batch:
+    del fault
+    return jax.tree.map(lambda leaf: leaf * np.nan if np.issubdtype(leaf.dtype, np.floating) else leaf, batch)
+
+
+def _hang(fault: Fault) -> None:
+    while True:
+        time.sleep(fault.secs or 1.0)
+
+
+def _fill_disk(fault: Fault) -> None:
+    """From now on no file of this process can grow, as on a disk that is full."""
+    del fault
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+
+
+_OF_DATA: dict[str, Callable[[Fault, Any], Any]] = {"slow_data": _slow, "nan": _spoil}
+_OTHERS: dict[str, Callable[[Fault], None]] = {
+    "kill": lambda fault: os.kill(os.getpid(), signal.SIGKILL),
+    "freeze": lambda fault: os.kill(os.getpid(), signal.SIGSTOP),
+    "hang": _hang,
+    "full_disk": _fill_disk,
+    "exit": lambda fault: os._exit(fault.code or 1),
+}

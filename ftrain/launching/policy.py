@@ -1,0 +1,54 @@
+"""When a group of processes is worth a restart."""
+
+from typing import NamedTuple
+
+from ftrain.launching.diagnosis import Failure
+
+MOST_IDLE_ATTEMPTS = 3  # in a row, that end by a signal or hang and reach no new step
+LONGEST_DELAY = 30.0  # seconds
+
+
+class Restart(NamedTuple):
+    delay: float  # seconds
+
+
+class GiveUp(NamedTuple):
+    reason: str
+
+
+class RestartPolicy:
+    """Decides after each failure. It restarts as long as that leads to new steps, and a few times when it does not."""
+
+    def __init__(self, max_restarts: int):
+        self.max_restarts = max_restarts
+        self.restarts = 0
+        self.furthest = 0  # the step that any attempt has reached
+        self._idle = 0  # attempts since the last one that reached a new step
+        self._waited = 0  # restarts since then
+
+    def decide(self, failure: Failure, reached: int | None) -> Restart | GiveUp:
+        """What to do after an attempt that came to step `reached` and failed."""
+        progressed = (reached or 0) > self.furthest
+        if progressed:
+            self.furthest, self._idle, self._waited = reached or 0, 0, 0
+        else:
+            self._idle += 1
+        reason = self._objection(failure, progressed)
+        if reason is not None:
+            return GiveUp(reason)
+        delay = min(LONGEST_DELAY, 2.0 ** (self._waited - 1)) if self._waited else 0.0
+        self.restarts += 1
+        self._waited += 1
+        return Restart(delay)
+
+    def _objection(self, failure: Failure, progressed: bool) -> str | None:
+        beyond = f"beyond step {self.furthest:,}" if self.furthest else "to a first step"
+        if failure.nature == "mistake":
+            return "a restart would not help"
+        if failure.nature == "error" and not progressed:
+            return f"it did not get {beyond}, so a restart would only repeat it"
+        if self._idle >= MOST_IDLE_ATTEMPTS:
+            return f"{self._idle} attempts in a row did not get {beyond}"
+        if self.restarts >= self.max_restarts:
+            return f"its {self.max_restarts} restarts are used up" if self.max_restarts else "it may not restart"
+        return None

@@ -1,0 +1,104 @@
+"""The reporter: how a process tells that it moves on, and ends itself when it does not."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+from ftrain.launching.contract import HANG_TIMEOUT, HUNG, LIFELINE, PROGRESS, Failed, Message, Progress, encode
+
+_EVERY = 0.2  # seconds between two messages
+_BUSY = "starting", "compiling"  # what may take its time
+
+
+class Reporter:
+    """Sends the newest step to the supervisor, if there is one, and watches over this process.
+
+    If no step is finished for `hang_timeout` seconds, the stacks of all threads are written to standard error and to
+    `log`, and the process ends with the code HUNG. What `doing` answers may take longer: "starting", "compiling".
+    """
+
+    def __init__(self, progress: int | None = None, lifeline: int | None = None, hang_timeout: float | None = None):
+        self.hang_timeout, self.log = hang_timeout, None
+        self.doing: Callable[[], str | None] = lambda: "starting"
+        self.steps: int | None = None
+        self.log: Path | None = None
+        self._progress = progress
+        self._step, self._loss, self._moved = -1, None, time.monotonic()
+        self._told = -1
+        self._sending, self._closed = threading.Lock(), threading.Event()
+        threading.Thread(target=self._work, name="ftrain-reporter", daemon=True).start()
+        if lifeline is not None:
+            threading.Thread(target=_follow, args=(lifeline,), name="ftrain-lifeline", daemon=True).start()
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Reporter":
+        """For a process that a supervisor may have started."""
+        progress, lifeline = (int(environ[name]) if name in environ else None for name in (PROGRESS, LIFELINE))
+        timeout = float(environ.get(HANG_TIMEOUT, 0)) or None
+        return cls(progress, lifeline, timeout)
+
+    def move(self, step: int, loss: float | None = None) -> None:
+        """A step is finished."""
+        self._step, self._loss, self._moved = step, loss, time.monotonic()
+
+    def say(self, message: Message) -> None:
+        """Tell the supervisor something, now."""
+        if self._progress is not None:
+            with self._sending, contextlib.suppress(OSError):  # it may be gone; the lifeline sees to that
+                os.write(self._progress, encode(message))
+
+    def close(self) -> None:
+        """Nothing more is to be watched over."""
+        self._closed.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _work(self) -> None:
+        armed = 0.0
+        while not self._closed.wait(_EVERY):
+            busy = self.doing()
+            busy = busy if busy in _BUSY else None
+            if busy is not None:
+                self._moved = time.monotonic()
+            if self._step > self._told or busy is not None:
+                self._told = self._step
+                self.say(Progress(self._step if self._step >= 0 else None, self.steps, self._loss, busy))
+            if self.hang_timeout is None:
+                continue
+            still = time.monotonic() - self._moved
+            if still > self.hang_timeout:
+                self._end(still)
+            if time.monotonic() - armed > self.hang_timeout / 4:  # for a hang that does not even let this thread run
+                armed = time.monotonic()
+                faulthandler.dump_traceback_later(self.hang_timeout * 1.5 + 5, exit=True, file=2)
+
+    def _end(self, still: float) -> None:
+        why = f"no step was finished for {still:.0f} s after step {max(self._step, 0)}"
+        self.say(Failed("Hang", why))
+        for file in (sys.__stderr__, self._open_log()):
+            if file is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    file.write(f"ftrain: {why}; the process ends here:\n")
+                    file.flush()
+                    faulthandler.dump_traceback(file)
+        os._exit(HUNG)
+
+    def _open_log(self) -> IO[str] | None:
+        with contextlib.suppress(OSError):
+            return None if self.log is None else open(self.log, "a")
+        return None
+
+
+def _follow(lifeline: int) -> None:
+    """End this process when whoever started it is gone."""
+    with contextlib.suppress(OSError):
+        while os.read(lifeline, 1):
+            pass
+    with contextlib.suppress(Exception):
+        print("ftrain: the process that started this one is gone", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -1,0 +1,231 @@
+"""Synchronous replicas: gradients arrive one after the other, and when enough are there their mean is one update."""
+
+import functools
+import math
+import operator
+from typing import Any, NamedTuple, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ftrain.averages import update_averages
+from ftrain.gradients.rows import is_rows
+from ftrain.gradients.skipping import check_transform, update_if
+from ftrain.optimizers.checks import check_fraction, leaves_of_gradients
+from ftrain.optimizers.rule import apply_updates
+from ftrain.tree import Tree, leaves_with_names, nodes_of
+
+
+class Arrivals(NamedTuple):
+    """What came of the gradients that arrived, counted in replicas."""
+
+    waiting: jax.Array  # arrived since the newest update
+    aggregated: jax.Array  # averaged by the newest update
+    updates: jax.Array  # applied so far; what a replica notes as its local step when it reads the parameters
+    dropped: jax.Array  # stale, so far
+
+
+class SyncReplicasState(NamedTuple):
+    inner: Tree  # the state of the optimizer that gets the means
+    arrivals: Arrivals
+    sums: Tree | None  # of the gradients that wait, in float32 at least; None if no gradient ever waits
+    averages: Tree | None  # moving averages of the parameters in float32 at least, if there is a decay for them
+
+
+def sync_replicas(
+    optimizer: optax.GradientTransformation,
+    replicas_to_aggregate: int,
+    total_num_replicas: int | None = None,
+    *,
+    averages: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`optimizer`, applied to the mean of the gradients of `replicas_to_aggregate` replicas, once they have arrived.
+
+        optimizer.update(gradients, state, params, contributions=1, local_step=None)
+
+    is one arrival: the mean gradient of so many replicas, computed from parameters that had seen `local_step` updates;
+    None says that they were the newest. If an update was applied since, the arrival is stale: it is dropped and
+    counted. Until enough have arrived, updates are zero and the state of `optimizer` stays. Then the mean over all that
+    arrived is applied, and the next round begins. What arrives with 0 contributions counts for nothing, NaN or not. A
+    gradient that is enough by itself reaches `optimizer` as it is, bit for bit.
+
+    With fewer to aggregate than there are replicas, the slowest of each round are backups, and theirs is stale. With
+    more, replicas contribute several batches to an update.
+
+    `optimizer` counts updates, not arrivals, and so does its schedule. Other arguments of `update`, such as the `value`
+    that some optimizers look at, are those of the newest arrival. A leaf whose gradient is None has none in any arrival
+    of a round. `Rows` pass if one replica is enough. Otherwise they are refused: a sum of rows has no fixed size, and a
+    whole table would move rows that no replica read. `ftrain.gradients.densify()` in front says that this is meant.
+
+    Args:
+      total_num_replicas: how many replicas there are, `replicas_to_aggregate` by default. The numbers do not depend on
+        it: one arrival cannot have more contributions than the larger of the two.
+      averages: the decay of moving averages of the parameters, as in `ftrain.averages.update_averages` with the updates
+        applied so far. `averaged_params` reads them. No transform may change the updates after this one then.
+    """
+    check_transform(optimizer)
+    needed = _check_replicas("replicas_to_aggregate", replicas_to_aggregate)
+    total = needed if total_num_replicas is None else _check_replicas("total_num_replicas", total_num_replicas)
+    if averages is not None:
+        check_fraction(averages=averages)
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Tree) -> SyncReplicasState:
+        return SyncReplicasState(
+            inner=inner.init(params),
+            arrivals=Arrivals(*(jnp.zeros((), jnp.int32) for _ in Arrivals._fields)),
+            sums=None if needed == 1 else jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=_wide(leaf)), params),
+            averages=None if averages is None else jax.tree.map(lambda leaf: jnp.array(leaf, _wide(leaf)), params),
+        )
+
+    def update(
+        gradients: Tree,
+        state: SyncReplicasState,
+        params: Tree | None = None,
+        *,
+        contributions: float | jax.Array = 1,
+        local_step: int | jax.Array | None = None,
+        **extra: Any,
+    ) -> tuple[Tree, SyncReplicasState]:
+        _check_call(state, params, needed > 1, averages is not None)
+        before = state.arrivals
+        offered = _contributions(contributions, max(needed, total))
+        counted = offered if local_step is None else jnp.where(_step(local_step) >= before.updates, offered, 0)
+        arrived = before.waiting + counted
+        is_enough = arrived >= needed
+        sums = state.sums
+        if needed > 1:
+            add = functools.partial(_add, counted=counted, waiting=before.waiting)
+            sums = jax.lax.cond(is_enough | (counted == 0), lambda sums, _: sums, add, sums, _arrays(gradients, sums))
+
+        def apply(gradients: Tree, kept: tuple[Tree, ...], params: Tree | None, **extra: Any):
+            inner_state, sums, means = kept
+            if needed > 1:
+                gradients = _mean(sums, gradients, counted, before.waiting)
+                sums = jax.tree.map(jnp.zeros_like, sums)
+            updates, inner_state = inner.update(gradients, inner_state, params, **extra)
+            if averages is not None:
+                means = update_averages(means, apply_updates(params, updates), averages, before.updates + 1)
+            return updates, (inner_state, sums, means)
+
+        rounds = optax.GradientTransformationExtraArgs(inner.init, apply)  # pyright: ignore[reportArgumentType] - as below
+        kept = (state.inner, sums, state.averages)
+        updates, (inner_state, sums, means) = update_if(is_enough, rounds, gradients, kept, params, **extra)
+        after = Arrivals(
+            waiting=jnp.where(is_enough, 0, arrived),
+            aggregated=jnp.where(is_enough, arrived, before.aggregated),
+            updates=before.updates + is_enough,
+            dropped=before.dropped + offered - counted,
+        )
+        return updates, SyncReplicasState(inner_state, after, sums, means)
+
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType] - params are narrower
+
+
+def arrivals(opt_state: Tree) -> Arrivals | None:
+    """How many gradients wait, were averaged and were dropped, if the optimizer was made by `sync_replicas`."""
+    found = nodes_of(opt_state, Arrivals)
+    return found[0] if found else None
+
+
+def averaged_params(opt_state: Tree) -> Tree | None:
+    """The moving averages of the parameters, if the optimizer was made by `sync_replicas(..., averages=decay)`."""
+    found = nodes_of(opt_state, SyncReplicasState)
+    return found[0].averages if found else None
+
+
+def _add(sums: Tree, given: list[jax.Array | None], counted: jax.Array, waiting: jax.Array) -> Tree:
+    """The sums of the gradients that wait, and of so many more."""
+
+    def add(total: jax.Array, gradient: jax.Array | None) -> jax.Array:
+        if gradient is None:
+            return total
+        weighed = jnp.where(counted > 0, gradient.astype(total.dtype) * counted.astype(total.dtype), 0)
+        return jnp.where(waiting == 0, weighed, total + weighed)  # to add to zero would lose the sign of -0
+
+    totals, structure = jax.tree.flatten(sums)
+    return structure.unflatten(map(add, totals, given))
+
+
+def _mean(sums: Tree, gradients: Tree, counted: jax.Array, waiting: jax.Array) -> Tree:
+    """The mean of the gradients that waited and of so many more; if none waited, these as they are.
+
+    A conditional also for the bits: what XLA could merge with the optimizer, it might round otherwise there.
+    """
+
+    def divide(total: jax.Array, gradient: jax.Array | None) -> jax.Array | None:
+        if gradient is None:
+            return None
+        return (total / (waiting + counted).astype(total.dtype)).astype(gradient.dtype)
+
+    def mean(given: list[jax.Array | None], sums: Tree) -> list[jax.Array | None]:
+        return list(map(divide, jax.tree.leaves(_add(sums, given, counted, waiting)), given))
+
+    given = jax.lax.cond(waiting == 0, lambda given, _: given, mean, _arrays(gradients, sums), sums)
+    return jax.tree.structure(sums).unflatten(given)
+
+
+def _arrays(gradients: Tree, sums: Tree) -> list[jax.Array | None]:
+    given = leaves_of_gradients(gradients, sums)
+    for (name, _), gradient in zip(leaves_with_names(sums), given, strict=True):
+        if is_rows(gradient):
+            raise TypeError(
+                f"the gradient of {name} is Rows, which sync_replicas cannot sum over several arrivals: "
+                "put ftrain.gradients.densify() before it, or aggregate 1 replica"
+            )
+    return [None if gradient is None else jnp.asarray(gradient) for gradient in given]
+
+
+def _wide(leaf: Any) -> Any:
+    return jnp.promote_types(jnp.result_type(leaf), jnp.float32)
+
+
+def _contributions(value: Any, most: int) -> jax.Array:
+    """A number of replicas; of one that only the device knows, the nearest whole number that is not negative."""
+    if not _is_count(value, most):
+        raise ValueError(f"contributions must be a whole number of replicas from 0 to {most}, got {value}")
+    count = _scalar("contributions", value)
+    return jnp.where(count > 0, jnp.round(count), 0).astype(jnp.int32)  # NaN is not > 0
+
+
+def _step(value: Any) -> jax.Array:
+    if not _is_count(value):
+        raise ValueError(f"local_step must be a whole number of updates, or None for the newest, got {value}")
+    return _scalar("local_step", value)
+
+
+def _is_count(value: Any, most: float = math.inf) -> bool:
+    """Whether a number is a count. Arrays may have no value yet, and to read one would wait for the device."""
+    return not isinstance(value, (int, float, np.number)) or (0 <= float(value) <= most and float(value).is_integer())
+
+
+def _scalar(name: str, value: Any) -> jax.Array:
+    if jnp.shape(value) != ():
+        raise ValueError(f"{name} must be one number, got an array of shape {jnp.shape(value)}")
+    number = jnp.asarray(value)
+    return number.astype(jnp.promote_types(number.dtype, jnp.int32))  # of a mask, 0 or 1
+
+
+def _check_replicas(name: str, value: SupportsIndex) -> int:
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, got {value!r:.60}")
+    return count
+
+
+def _check_call(state: Any, params: Tree | None, has_sums: bool, has_averages: bool) -> None:
+    if not isinstance(state, SyncReplicasState):
+        raise ValueError(f"the state is not one of sync_replicas, but {type(state).__name__}: init(params) starts anew")
+    if (state.sums is not None, state.averages is not None) != (has_sums, has_averages):
+        raise ValueError(
+            "the state is one of sync_replicas with other arguments: it keeps "
+            f"{'sums' if state.sums is not None else 'no sums'} of gradients and "
+            f"{'averages' if state.averages is not None else 'no averages'}; init(params) starts anew"
+        )
+    if has_averages and params is None:
+        raise ValueError("averages are of the parameters: call update(gradients, state, params)")

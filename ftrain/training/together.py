@@ -1,0 +1,106 @@
+"""Together: what the processes of a job decide together, so that each of them takes the same steps."""
+
+import threading
+from collections import deque
+
+from ftrain.cluster import ClusterError, Company
+
+LIMIT = 300.0  # seconds that one process waits for another; a first step may have to be compiled
+DECISION = 60.0  # seconds for a decision, which no process has to do anything for
+
+
+class Together:
+    """When to stop, and what time it is, as decided by all processes.
+
+    Any of them can ask for a stop, at any moment. All then hold before their next step, and the furthest step that one
+    has begun becomes the last one: so the others go on to it, and all end with the same state. Time, which differs from
+    process to process, is the first one's; it moves on at steps that are decided on in the same way.
+    """
+
+    def __init__(self, company: Company):
+        self.company = company
+        self.interrupted = False
+        self.reason: str | None = None  # for the stop that was decided on
+        self._changed = threading.Condition()
+        self._count = 0  # the newest step that this process has begun
+        self._holding = self._asked = self._ticking = False
+        self._last: int | None = None
+        self._time = 0.0
+        self._ticks: deque[tuple[int, float]] = deque()  # steps from which on another time holds
+        company.decider = self
+
+    def begin(self, count: int, now: float) -> float:
+        """All start, from the same step; the answer is the time that it is for all."""
+        told = self.company.gather("the first step", [count, now], LIMIT)
+        different = [f"process {index} from step {step}" for index, (step, _) in enumerate(told) if step != told[0][0]]
+        if different:
+            raise ClusterError(
+                f"process 0 starts from step {told[0][0]}, but {', '.join(different)}; do all see the same directory?"
+            )
+        self._count, self._time = count, told[0][1]
+        return self._time
+
+    def ask_to_stop(self, reason: str, *, interrupted: bool = False) -> None:
+        """Have all processes stop at the same step; any thread may ask."""
+        with self._changed:
+            if self._asked or self._last is not None:
+                return
+            self._asked = True
+        self.company.propose({"stop": reason, "interrupted": interrupted, "by": self.company.index})
+
+    def go_on(self, count: int) -> bool:
+        """Before the step after `count`: whether it is to be taken. Waits for a decision that is under way."""
+        with self._changed:
+            self._wait()
+            if self._last is not None and count >= self._last:
+                return False
+            self._count = count + 1
+            return True
+
+    def is_over(self, count: int, *, wait: bool = False) -> bool:
+        """Whether step `count` was decided to be the last one."""
+        with self._changed:
+            if wait:
+                self._wait()
+            return self._last is not None and count >= self._last
+
+    def time(self, step: int) -> float:
+        """What time it is for all processes after `step`."""
+        with self._changed:
+            while self._ticks and self._ticks[0][0] <= step:
+                _, self._time = self._ticks.popleft()
+            return self._time
+
+    def tell_time(self, now: float) -> None:
+        """The first process says what time it is; the others wait for that."""
+        if self.company.is_chief and not self._ticking:
+            self._ticking = True
+            self.company.propose({"time": now})
+
+    def all_have(self, what: str, has: bool) -> bool:
+        """Whether every process has something."""
+        return all(self.company.gather(what, has, LIMIT))
+
+    def hold(self) -> int:
+        """In a thread: take no further step until something is decided; the answer is how far this process is."""
+        with self._changed:
+            self._holding = True
+            return self._count
+
+    def decide(self, proposal: dict, step: int) -> None:
+        """In a thread: what was decided, and the furthest step that any process has begun."""
+        with self._changed:
+            if "time" in proposal:
+                self._ticks.append((step + 1, proposal["time"]))  # some may have looked at the clock at `step`
+                self._ticking = False
+            elif self._last is None:
+                self._last, self.interrupted = step, proposal["interrupted"]
+                is_other = proposal["by"] != self.company.index and self.interrupted
+                self.reason = proposal["stop"] + (f" at process {proposal['by']}" if is_other else "")
+            self._holding = False
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        while self._holding or (self._asked and self._last is None):
+            if not self._changed.wait(DECISION):
+                raise ClusterError(f"waited {DECISION:g} s for all processes to decide on the last step")

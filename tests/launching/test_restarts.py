@@ -1,0 +1,90 @@
+"""When a restart is worth it: decisions without any process."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftrain.launching.diagnosis import Failure
+from ftrain.launching.policy import LONGEST_DELAY, GiveUp, Restart, RestartPolicy
+
+
+def failure(nature):
+    return Failure(0, nature, "something happened")
+
+
+KILLED, HUNG, LOST, RAISED = (failure(nature) for nature in ("signal", "hang", "peer", "error"))
+
+
+def test_a_restart_at_once_after_progress():
+    policy = RestartPolicy(10)
+    assert [policy.decide(KILLED, step) for step in (40, 50, 60)] == [Restart(0.0)] * 3
+
+
+def test_it_waits_longer_while_there_is_no_progress_and_not_after_that():
+    policy = RestartPolicy(10)
+    delays = [policy.decide(KILLED, step) for step in (40, 40, 30, 41, 40)]
+    assert delays == [Restart(0.0), Restart(1.0), Restart(2.0), Restart(0.0), Restart(1.0)]
+
+
+@pytest.mark.parametrize("failed", [KILLED, HUNG, LOST])
+def test_three_attempts_in_a_row_without_a_new_step(failed):
+    policy = RestartPolicy(10)
+    assert policy.decide(failed, 40) == Restart(0.0)
+    assert isinstance(policy.decide(failed, 40), Restart)
+    assert isinstance(policy.decide(failed, 39), Restart)
+    assert policy.decide(failed, None) == GiveUp("3 attempts in a row did not get beyond step 40")
+
+
+def test_three_attempts_without_any_step():
+    policy = RestartPolicy(10)
+    assert [policy.decide(KILLED, step) for step in (None, 0)] == [Restart(0.0), Restart(1.0)]
+    assert policy.decide(KILLED, None) == GiveUp("3 attempts in a row did not get to a first step")
+
+
+def test_an_exception_is_repeated_only_after_progress():
+    policy = RestartPolicy(10)
+    assert policy.decide(RAISED, 40) == Restart(0.0)
+    assert policy.decide(RAISED, 41) == Restart(0.0)
+    assert policy.decide(RAISED, 41) == GiveUp("it did not get beyond step 41, so a restart would only repeat it")
+
+
+def test_an_exception_before_the_first_step_ends_it():
+    assert isinstance(RestartPolicy(10).decide(RAISED, None), GiveUp)
+    assert isinstance(RestartPolicy(10).decide(RAISED, 0), GiveUp)
+
+
+def test_an_exception_behind_the_furthest_step_ends_it_whatever_came_between():
+    policy = RestartPolicy(10)
+    assert policy.decide(KILLED, 340) == Restart(0.0)
+    assert isinstance(policy.decide(RAISED, 310), GiveUp)
+
+
+def test_a_mistake_is_never_repeated():
+    assert RestartPolicy(10).decide(failure("mistake"), 40) == GiveUp("a restart would not help")
+
+
+def test_restarts_are_used_up():
+    policy = RestartPolicy(2)
+    assert [policy.decide(KILLED, step) for step in (1, 2)] == [Restart(0.0)] * 2
+    assert policy.decide(KILLED, 3) == GiveUp("its 2 restarts are used up")
+    assert RestartPolicy(0).decide(KILLED, 3) == GiveUp("it may not restart")
+
+
+ATTEMPTS = st.lists(st.tuples(st.sampled_from([KILLED, HUNG, LOST, RAISED]), st.none() | st.integers(0, 20)))
+
+
+@given(ATTEMPTS, st.integers(0, 8))
+def test_it_never_goes_on_for_nothing(attempts, allowed):
+    policy, idle, furthest = RestartPolicy(allowed), 0, 0
+    for failed, reached in attempts:
+        decision = policy.decide(failed, reached)
+        progressed = (reached or 0) > furthest
+        idle, furthest = (0 if progressed else idle + 1), max(furthest, reached or 0)
+        if isinstance(decision, GiveUp):
+            assert idle == 3 or (failed is RAISED and not progressed) or policy.restarts == allowed
+            return
+        assert policy.restarts <= allowed
+        assert idle < 3
+        assert progressed or failed is not RAISED
+        assert 0 <= decision.delay <= LONGEST_DELAY
+        assert decision.delay == 0 or not progressed
