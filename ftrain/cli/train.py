@@ -71,8 +71,8 @@ def _train(
     from ftrain.tree import count_elements
 
     job = build_in_turn(planned, company)
-    state, _ = job.trace()
-    if job.saver.manager.latest() is not None:
+    state = job.trace()[0] if company.is_chief else None
+    if state is not None and job.saver.manager.latest() is not None:
         job.saver.manager.check(like=state)  # before anything on disk is changed
     console = Console()
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
@@ -84,7 +84,7 @@ def _train(
     with claim_together(job, company, accept_changes):
         run = Run(
             job.step,
-            job.initial_state,
+            job.initial(),
             job.pipeline,
             steps=job.steps,
             hooks=hooks,
@@ -98,7 +98,7 @@ def _train(
             company=company,
         )
         reporter.doing = lambda: run.timing.doing
-        if company.is_chief:
+        if state is not None:
             _introduce(job, company.count, count_elements(state.params))
         with stop_on_signals(run.interrupt), run:
             while not run.should_stop():

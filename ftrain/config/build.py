@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import optax
@@ -23,6 +24,7 @@ from ftrain.tasks import Task
 from ftrain.training import Fuse, Hook, TrainState
 from ftrain.training.objective import Metrics
 from ftrain.training.parallel import Parallel, axis_of, check_parallel, spread
+from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
 
@@ -64,6 +66,20 @@ class Job:
         if self.mesh.size == 1:
             return jax.jit(self._initial_state)()
         return jax.jit(self._initial_state, out_shardings=self.shardings())()
+
+    def initial(self) -> Initial:
+        """How a run comes by that state, if there is none to resume from."""
+        return Initial(self.initial_state, self._like)
+
+    def _like(self) -> TrainState:
+        shapes = self.abstract_state()
+        if self.mesh.size == 1:
+            return shapes
+
+        def with_sharding(leaf: Any, sharding: Any) -> Any:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        return jax.tree.map(with_sharding, shapes, self.shardings())
 
     def shardings(self) -> Tree:
         """How the state lies on the mesh; rules that do not fit are found here."""

@@ -79,7 +79,7 @@ class CheckpointSaver(Hook):
         self._unfinished: list[int] = []
         self._looked_for_best = False
 
-    def start(self, state: TrainState) -> TrainState:
+    def restore(self, like: TrainState) -> TrainState | None:
         if self._lock is None and jax.process_index() == 0:
             self._lock = hold(self.manager.directory / LOCK, f"{self.manager.directory} is saved to")
         self.manager.__enter__()  # close() leaves it
@@ -89,7 +89,7 @@ class CheckpointSaver(Hook):
                 listener.begin()
         self._begun = True
         self._unfinished = self.manager.unfinished()
-        return state if self.manager.newest() is None else self.manager.restore(like=state)
+        return None if self.manager.newest() is None else self.manager.restore(like=like)
 
     def begin(self, report: Report) -> None:
         self.manager.tell = report.notice

@@ -141,11 +141,14 @@ class Hook:
     needs_state: bool = True
     chief_only: bool = False  # whether, of several processes, only the first has it, because it writes for all
 
-    def start(self, state: TrainState) -> TrainState:
-        """First of all, and again when a run recovers: the state to start from.
+    def restore(self, like: TrainState) -> TrainState | None:
+        """First of all, and again when a run recovers: a state that was saved, or None.
 
-        A saver answers with the newest checkpoint. With nothing to say, answer with the same object.
+        `like` has the structure of the state; its leaves may be shapes (`jax.ShapeDtypeStruct`) with their shardings.
         """
+
+    def start(self, state: TrainState) -> TrainState:
+        """Then: the state to start from. With nothing to say, answer with the same object."""
         return state
 
     def begin(self, report: Report) -> None:

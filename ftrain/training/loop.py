@@ -33,7 +33,7 @@ from ftrain.training.program import Program
 from ftrain.training.recovery import Recoveries
 from ftrain.training.replay import Past, ReplayError, forward
 from ftrain.training.scaffold import Scaffold
-from ftrain.training.state import TrainState, place
+from ftrain.training.state import Initial, TrainState, place
 from ftrain.training.step import Step
 from ftrain.training.supply import Supply
 from ftrain.training.timing import Timing, clock
@@ -516,8 +516,10 @@ class Loop:
 
     def _starting_state(self) -> TrainState:
         initial = functools.partial(place, self._initial, self._mesh, self._sharding)
-        state = self._scaffold.prepare(initial, self.hooks)
-        return jax.tree.map(jnp.copy, place(state, self._mesh, self._sharding))  # what it was made of stays whole
+        is_new = isinstance(self._initial, Initial)
+        like = self._initial.like() if isinstance(self._initial, Initial) else None
+        state = place(self._scaffold.prepare(initial, self.hooks, like), self._mesh, self._sharding)
+        return state if is_new else jax.jit(_copy)(state)  # what it was made of stays whole
 
     def _close_supply(self) -> None:
         if self._supply is not None:
@@ -538,6 +540,10 @@ class Loop:
                 raise
             if failure is not error:
                 error.add_note(f"closing failed too: {failure!r}")
+
+
+def _copy(state: TrainState) -> TrainState:
+    return jax.tree.map(jnp.copy, state)
 
 
 def _cannot_be_had() -> TrainState:

@@ -1,5 +1,6 @@
 """The scaffold: how a run comes by the state that it starts from."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,12 @@ class Scaffold:
     wait_secs: float | None = None
     poll_secs: float = 0.5
 
-    def prepare(self, initial: Callable[[], TrainState], hooks: Sequence[Hook]) -> TrainState:
-        """The state to start from; `initial` makes the one before the first step."""
-        state = self._restore(initial(), hooks)
+    def prepare(
+        self, initial: Callable[[], TrainState], hooks: Sequence[Hook], like: TrainState | None = None
+    ) -> TrainState:
+        """The state to start from; `initial` makes the one before the first step, which is not needed to restore one
+        if `like` tells its shapes."""
+        state = self._start(initial, hooks, like)
         if self.local_init_fn is not None:
             state = self.local_init_fn(state)
         reason = None if self.ready_fn is None else self.ready_fn(state)
@@ -40,13 +44,14 @@ class Scaffold:
             raise NotReadyError(f"the state of step {int(state.step)} is not ready: {reason}")
         return state
 
-    def _restore(self, state: TrainState, hooks: Sequence[Hook]) -> TrainState:
+    def _start(self, initial: Callable[[], TrainState], hooks: Sequence[Hook], like: TrainState | None) -> TrainState:
         deadline = time.monotonic() + (self.wait_secs or 0.0)
+        first = initial() if like is None else None
         while True:
-            started = state
-            for hook in hooks:
-                started = hook.start(started)
-            if started is not state:
+            restored = _restore(hooks, like if first is None else first)
+            state = restored or first or initial()
+            started = functools.reduce(lambda state, hook: hook.start(state), hooks, state)
+            if restored is not None or started is not state:
                 return started
             if self.wait_secs is None:
                 return state if self.init_fn is None else self.init_fn(state)
@@ -55,3 +60,8 @@ class Scaffold:
                     f"no checkpoint to start from appeared within {self.wait_secs:g} s; is the chief running?"
                 )
             time.sleep(min(self.poll_secs, max(0.0, deadline - time.monotonic())))
+
+
+def _restore(hooks: Sequence[Hook], like: TrainState | None) -> TrainState | None:
+    found = (hook.restore(like) for hook in hooks if like is not None)
+    return next((state for state in found if state is not None), None)

@@ -54,6 +54,17 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
 
+@dataclasses.dataclass(frozen=True)
+class Initial:
+    """A way to make a state, new each time, and what it will be like: a run that is resumed need not make it."""
+
+    make: Callable[[], TrainState]
+    like: Callable[[], TrainState]  # of shapes, with the shardings that the state is made with
+
+    def __call__(self) -> TrainState:
+        return self.make()
+
+
 def place(
     initial: TrainState | Callable[[], TrainState], mesh: Mesh | None = None, sharding: Sharding | None = None
 ) -> TrainState:
