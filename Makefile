@@ -23,6 +23,7 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/optimizers.py
 	$(VENV)/bin/python benchmarks/checkpoints.py
 	$(VENV)/bin/python benchmarks/data.py
+	$(VENV)/bin/python benchmarks/cluster.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

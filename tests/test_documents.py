@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if not path.with_suffix(".toml").exists()]
 CONFIGS = sorted([*ROOT.glob("configs/*.toml"), *ROOT.glob("examples/*.toml")])
+CONFIGS.remove(ROOT / "examples" / "cluster.toml")  # which names processes, and not what to train
 SHRUNK = {
     "digits.toml": ["steps=40", "model.channels=4"],
     "digits_records.toml": ["steps=40", "model.channels=4", "model.records=HERE/records"],

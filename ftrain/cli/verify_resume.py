@@ -12,7 +12,7 @@ import typer
 from ftrain.cli.arguments import ConfigPath, Overrides
 
 if TYPE_CHECKING:
-    from ftrain.cli.killing import Killer
+    from ftrain.cli.killing import Attempt, Killer
 
 SAVES = 10  # in a run, at least
 
@@ -29,26 +29,24 @@ def verify_resume(
 
     It trains twice, once straight through and once killed (SIGKILL) at random moments, about half of the times inside
     of a save, and resumed. The digests of every step's batch and state are compared, and at the end the final states.
+    Of several processes, one at a time is killed, each as often as the others; those have to end by themselves.
     """
     from ftrain.cli.killing import Killer
 
-    if processes > 1:
-        raise typer.BadParameter("several processes cannot be started from here yet: --processes must be 1")
     if directory is not None and directory.exists() and any(directory.iterdir()):
         raise typer.BadParameter(f"{directory} is not empty")
     home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
     overrides = [*(overrides or []), *_more_saves(config, overrides or [])]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which must end the process that trains, too
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which must end the processes that train, too
         signal.signal(number, signal.default_int_handler)
-    difference = None
+    killer, flaw = Killer(config, overrides, home, seed, processes), None
     try:
-        with Killer(config, overrides, home, seed) as killer:
-            difference = _compare(killer, kills)
+        flaw = _find_flaw(killer, kills)
     finally:
-        if directory is None and difference is None:
+        if directory is None and flaw is None:
             shutil.rmtree(home, ignore_errors=True)
-    if difference is not None:
-        typer.echo(f"DIFFERENT: {difference}\nboth runs are kept in {home}")
+    if flaw is not None:
+        typer.echo(f"{flaw}\nboth runs are kept in {home}")
         raise typer.Exit(1)
     typer.echo(
         f"the same, bit for bit: {killer.compared:,} steps of {killer.count} runs, {killer.resumed} of them resumed "
@@ -56,26 +54,52 @@ def verify_resume(
     )
 
 
-def _compare(killer: "Killer", kills: int) -> str | None:
-    """Both runs, and the first difference between them."""
+def _find_flaw(killer: "Killer", kills: int) -> str | None:
+    """Both runs, and the first thing that is wrong with them: mostly a difference."""
     started = time.monotonic()
     steps = killer.run_straight()
     typer.echo(f"straight through: {steps:,} steps in {time.monotonic() - started:.1f} s")
     typer.echo(f"{'run':>4} {'from step':>10} {'to step':>8} {'newest saved':>13}  killed")
     while True:
         attempt = killer.run_once(killing=killer.kills < kills)
-        killed = {None: "no: it ended", True: "inside of a save", False: "between two saves"}[attempt.inside]
+        killed = _describe_kill(attempt)
         typer.echo(f"{killer.count:>4} {attempt.start:>10,} {attempt.end:>8,} {attempt.saved:>13,}  {killed}")
         if attempt.difference is not None:
-            return attempt.difference
-        if attempt.inside is None:
+            return f"DIFFERENT: {attempt.difference}"
+        if attempt.late:
+            return f"HANGING: {_describe_late(attempt)}"
+        if attempt.kill is None:
             if killer.kills < kills or not killer.resumed:
                 typer.echo(
                     f"it ended after {killer.kills} of {kills} kills, and {killer.resumed} runs were resumed from a "
                     f"checkpoint: give it more steps, as steps={steps * 4}"
                 )
                 raise typer.Exit(1)
-            return killer.compare_final_states()
+            difference = killer.compare_final_states()
+            return f"DIFFERENT: {difference}" if difference else None
+
+
+def _describe_kill(attempt: "Attempt") -> str:
+    """What became of a process, and of the others if they did not take it as they should."""
+    from ftrain.launching import PEER_FAILED
+
+    if attempt.kill is None:
+        return "no: it ended"
+    moment = "inside of a save" if attempt.kill.inside else "between two saves"
+    if len(attempt.codes) == 1:
+        return moment
+    others = [rank for rank in range(len(attempt.codes)) if rank not in (attempt.kill.rank, *attempt.late)]
+    odd = [rank for rank in others if attempt.codes[rank] != PEER_FAILED]
+    ends = [f"process {rank} ended with exit code {attempt.codes[rank]}" for rank in odd]
+    return "; ".join([f"process {attempt.kill.rank} {moment}", *ends])
+
+
+def _describe_late(attempt: "Attempt") -> str:
+    from ftrain.cli.killing import PATIENCE
+
+    who = "; ".join(f"process {rank} did not end by itself" for rank in attempt.late)
+    killed = "" if attempt.kill is None else f" within {PATIENCE:g} s after process {attempt.kill.rank} was killed"
+    return f"{who}{killed}; killed/output.txt has its last words"
 
 
 def _more_saves(config: Path, overrides: list[str]) -> list[str]:

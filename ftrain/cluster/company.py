@@ -75,8 +75,11 @@ class Company:
             return
         atexit.register(lambda: os._exit(self.exit_code))  # jax's own farewell would wait for those that are gone
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
+        limit = LAST_WORDS
+        if isinstance(error, PeerLostError):  # what is open may wait for the one that is gone
+            self.exit_code, limit = PEER_FAILED, GRACE / 2
         self._line.send({"failed": message[:2000]})
-        _after(LAST_WORDS, lambda: _end_now(f"process {self.index} ends, though not all is closed: {message}", 1))
+        _after(limit, lambda: _end_now(message, self.exit_code))
 
     def explain(self, error: Exception) -> Exception:
         """What an error of the runtime comes from: if another process is gone, that is the news, and not its wires."""

@@ -1,6 +1,5 @@
 """Connecting: from a spec, a job and an index to a process among others, with limits on every wait."""
 
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -61,7 +60,7 @@ def _open(address: Address, count: int) -> Switchboard:
         return Switchboard(address, count)
     except OSError as error:
         raise ClusterError(
-            f"process 0 cannot listen at {address}, its address in the cluster: {os.strerror(error.errno or 0)}; "
+            f"process 0 cannot listen at {address}, its address in the cluster: {error.strerror or error}; "
             "is another job running there? choose another port"
         ) from None
 

@@ -12,6 +12,7 @@ from ftrain.cluster.addresses import Address
 from ftrain.cluster.switchboard import Message
 
 _RETRY = 0.05  # seconds between two tries to connect
+_TRY = 5.0  # seconds that one try may take
 
 
 class ClusterError(RuntimeError):
@@ -112,7 +113,8 @@ def _connect(address: Address, index: int, limit: float) -> socket.socket:
     deadline = time.monotonic() + limit
     while True:
         try:
-            connection = socket.create_connection(address, timeout=max(_RETRY, deadline - time.monotonic()))
+            left = max(_RETRY, deadline - time.monotonic())
+            connection = socket.create_connection(address, timeout=min(left, _TRY))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             if time.monotonic() >= deadline:

@@ -156,7 +156,7 @@ class _Worker:
         if self._process.is_alive():
             self._process.join(_GRACE)
         if self._process.is_alive():
-            self._process.terminate()
+            self._process.kill()
             self._process.join(_GRACE)
 
     def _wait(self, number: int) -> Any:
@@ -196,7 +196,8 @@ def _serve(line: Connection, work: Callable[[Any], Any]) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # which a terminal, or a cluster, sends to all; the run says when to end
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

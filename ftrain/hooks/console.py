@@ -4,7 +4,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -84,9 +86,12 @@ class LogFile(Logging):
         self.path = Path(path)
 
     def _append(self, line: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8") as file:
+        with suppress(OSError), self._open() as file:  # a run does not fail for want of a log
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+    def _open(self) -> IO[str]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return open(self.path, "a", encoding="utf-8")
 
 
 class ProgressBar(Hook):

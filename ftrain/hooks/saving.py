@@ -84,12 +84,15 @@ class CheckpointSaver(Hook):
             self._lock = hold(self.manager.directory / LOCK, f"{self.manager.directory} is saved to")
         self.manager.__enter__()  # close() leaves it
         self.manager.wait()
+        self._unfinished = self.manager.unfinished()
+        return None if self.manager.newest() is None else self.manager.restore(like=like)
+
+    def start(self, state: TrainState) -> TrainState:
         if not self._begun:
             for listener in self.listeners:
                 listener.begin()
         self._begun = True
-        self._unfinished = self.manager.unfinished()
-        return None if self.manager.newest() is None else self.manager.restore(like=like)
+        return state
 
     def begin(self, report: Report) -> None:
         self.manager.tell = report.notice

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ftrain.launching.diagnosis import Failure
 
-MOST_IDLE_ATTEMPTS = 3  # in a row, that end by a signal or hang and reach no new step
+MOST_IDLE_ATTEMPTS = 5  # in a row, that end by a signal or hang and reach no new step
 LONGEST_DELAY = 30.0  # seconds
 
 

@@ -32,6 +32,8 @@ class Reporter:
         self._step, self._loss, self._moved = -1, None, time.monotonic()
         self._told = -1
         self._sending, self._closed = threading.Lock(), threading.Event()
+        if progress is not None or hang_timeout is not None:
+            faulthandler.enable()  # so that a signal of the supervisor's, SIGABRT, shows where this process hangs
         threading.Thread(target=self._work, name="ftrain-reporter", daemon=True).start()
         if lifeline is not None:
             threading.Thread(target=_follow, args=(lifeline,), name="ftrain-lifeline", daemon=True).start()

@@ -42,6 +42,10 @@ def spread(function: Function, mesh: Mesh | None, parallel: Parallel, *, stacked
         part = PartitionSpec(None, axes) if stacked else PartitionSpec(axes)
         # Unchecked, or derivatives would be summed over the replicas behind the step's back.
         return jax.shard_map(function, mesh=mesh, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False)
+    if jax.process_count() > 1:  # pmap is this very shard_map; but inside of jit it knows one process only
+        replicas = Mesh(mesh.devices.reshape(-1), (_PMAP_AXIS,))
+        part = PartitionSpec(_PMAP_AXIS)
+        return jax.shard_map(function, mesh=replicas, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False)
     mapped = jax.pmap(
         function, axis_name=_PMAP_AXIS, in_axes=(None, 0), out_axes=(None, None), devices=list(mesh.devices.flat)
     )

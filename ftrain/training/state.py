@@ -74,8 +74,19 @@ def place(
         raise TypeError(f"a run needs a TrainState, or a function that makes one, got a {type(state).__name__}")
     if mesh is None or mesh.size == 1:
         return state
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.device_put(state, everywhere if sharding is None else sharding.shardings(state, mesh))
+    if sharding is None:
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        return jax.tree.map(lambda leaf: _put(leaf, everywhere), state)
+    return jax.tree.map(_put, state, sharding.shardings(state, mesh))
+
+
+def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
+    """A leaf on the devices; jax does not put random keys on those of other processes, but their numbers."""
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or where.is_fully_addressable:
+        return jax.device_put(leaf, where)
+    if leaf.sharding == where:
+        return leaf
+    return jax.random.wrap_key_data(jax.device_put(jax.random.key_data(leaf), where), impl=jax.random.key_impl(leaf))
 
 
 def _widened_copy(leaf: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.launching.diagnosis import Failure
-from ftrain.launching.policy import LONGEST_DELAY, GiveUp, Restart, RestartPolicy
+from ftrain.launching.policy import LONGEST_DELAY, MOST_IDLE_ATTEMPTS, GiveUp, Restart, RestartPolicy
 
 
 def failure(nature):
@@ -27,18 +27,18 @@ def test_it_waits_longer_while_there_is_no_progress_and_not_after_that():
 
 
 @pytest.mark.parametrize("failed", [KILLED, HUNG, LOST])
-def test_three_attempts_in_a_row_without_a_new_step(failed):
+def test_five_attempts_in_a_row_without_a_new_step(failed):
     policy = RestartPolicy(10)
     assert policy.decide(failed, 40) == Restart(0.0)
-    assert isinstance(policy.decide(failed, 40), Restart)
-    assert isinstance(policy.decide(failed, 39), Restart)
-    assert policy.decide(failed, None) == GiveUp("3 attempts in a row did not get beyond step 40")
+    assert all(isinstance(policy.decide(failed, step), Restart) for step in (40, 39, None, 0))
+    assert policy.decide(failed, None) == GiveUp("5 attempts in a row did not get beyond step 40")
 
 
-def test_three_attempts_without_any_step():
+def test_five_attempts_without_any_step():
     policy = RestartPolicy(10)
-    assert [policy.decide(KILLED, step) for step in (None, 0)] == [Restart(0.0), Restart(1.0)]
-    assert policy.decide(KILLED, None) == GiveUp("3 attempts in a row did not get to a first step")
+    delays = [policy.decide(KILLED, step) for step in (None, 0, None, 0)]
+    assert delays == [Restart(0.0), Restart(1.0), Restart(2.0), Restart(4.0)]
+    assert policy.decide(KILLED, None) == GiveUp("5 attempts in a row did not get to a first step")
 
 
 def test_an_exception_is_repeated_only_after_progress():
@@ -81,10 +81,10 @@ def test_it_never_goes_on_for_nothing(attempts, allowed):
         progressed = (reached or 0) > furthest
         idle, furthest = (0 if progressed else idle + 1), max(furthest, reached or 0)
         if isinstance(decision, GiveUp):
-            assert idle == 3 or (failed is RAISED and not progressed) or policy.restarts == allowed
+            assert idle == MOST_IDLE_ATTEMPTS or (failed is RAISED and not progressed) or policy.restarts == allowed
             return
         assert policy.restarts <= allowed
-        assert idle < 3
+        assert idle < MOST_IDLE_ATTEMPTS
         assert progressed or failed is not RAISED
         assert 0 <= decision.delay <= LONGEST_DELAY
         assert decision.delay == 0 or not progressed

@@ -150,11 +150,11 @@ def test_the_same_exception_twice(tmp_path):
 def test_deaths_that_lead_nowhere(tmp_path):
     result = run(tmp_path, "deed=always_die")
     assert result.code == 1
-    assert len(list(tmp_path.glob("attempt-*"))) == 3
+    assert len(list(tmp_path.glob("attempt-*"))) == 5
     assert result.own[0] == "process 0 was killed by SIGKILL before its first step; restart 1 of 10"
     assert result.own[1].endswith("; restart 2 of 10 in 1 s")
-    assert re.search(r"; went on( from the start)?, but reached no new step$", result.own[2])
-    assert result.own[-1].startswith("gave up: 3 attempts in a row did not get to a first step")
+    assert re.search(r"; went on( from the start)?, but reached no new step$", result.own[4])
+    assert result.own[-1].startswith("gave up: 5 attempts in a row did not get to a first step")
 
 
 def test_no_restart_is_allowed(tmp_path):
