@@ -51,6 +51,8 @@ def connect(
         _meet(company, address, deadline, heartbeat, dict(facts or {}))
     except BaseException as error:
         company.fail(error)
+        if switchboard is not None and not company.is_bound:
+            switchboard.close()
         raise
     return company
 

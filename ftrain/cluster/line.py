@@ -81,15 +81,15 @@ class Line:
             answer = {}
         self._socket.settimeout(None)
         if "welcome" not in answer:
+            self._reader.close()
+            self._socket.close()
             reason = answer.get("refused", "who listens there does not answer as a process of ftrain does")
             raise ClusterError(f"process {self._index} was not let in at {address}: {reason}")
 
     def _read(self) -> None:
-        try:
+        with suppress(OSError, ValueError), self._reader:
             for line in self._reader:
                 self._receive(json.loads(line))
-        except (OSError, ValueError):
-            pass
         self._lose()
 
     def _receive(self, message: Message) -> None:

@@ -36,6 +36,8 @@ class Switchboard:
 
     def close(self) -> None:
         """Stop listening; who is still connected will find it gone."""
+        if self._loop.is_closed():
+            return
 
         async def end() -> None:
             self._server.close()

@@ -196,7 +196,7 @@ def _serve(line: Connection, work: Callable[[Any], Any]) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    for number in (signal.SIGINT, signal.SIGTERM):  # which a terminal, or a cluster, sends to all; the run says when to end
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal, or a cluster, sends them to all
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:

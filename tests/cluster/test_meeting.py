@@ -1,0 +1,197 @@
+"""Processes that meet, or cannot: each says why, within its limit."""
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from command import write_config
+from jobs import run_group
+
+from ftrain.cluster import ClusterError, ClusterSpec, PeerLostError, connect, create_local
+from ftrain.cluster.addresses import parse_address
+from ftrain.cluster.company import Company, check_facts
+from ftrain.cluster.line import Line
+from ftrain.cluster.switchboard import Switchboard
+from ftrain.launching.ports import free_addresses
+
+
+@pytest.fixture
+def meeting():
+    """A switchboard for three, and a function that connects to it."""
+    address = parse_address(free_addresses(1)[0])
+    switchboard, lines = Switchboard(address, 3), []
+
+    def come(index: int, listen=lambda message: None, count: int = 3) -> Line:
+        lines.append(Line(address, index, count, 5.0, listen))
+        return lines[-1]
+
+    yield come
+    for line in lines:
+        line.hang_up()
+    switchboard.close()
+
+
+def test_all_bring_something(meeting):
+    lines = [meeting(index) for index in (2, 0, 1)]
+    with ThreadPoolExecutor(3) as threads:
+        told = list(threads.map(lambda pair: pair[1].gather("a name", pair[0] * 10, 5.0), enumerate(lines)))
+    assert told == [[10, 20, 0]] * 3
+    with ThreadPoolExecutor(3) as threads:  # the same name again
+        assert list(threads.map(lambda line: line.gather("a name", None, 5.0), lines)) == [[None] * 3] * 3
+
+
+def test_who_does_not_come_is_named(meeting):
+    lines = [meeting(index) for index in (0, 2)]
+    wanted = r"waited 0.3 s at: the exit; missing: process 1; are they running\?"
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(line.gather, "the exit", None, 0.3) for line in lines]
+    for each in waiting:
+        with pytest.raises(ClusterError, match=wanted):
+            each.result()
+    with pytest.raises(ClusterError, match=wanted):  # too late
+        meeting(1).gather("the exit", None, 0.3)
+
+
+def test_a_step_is_decided_on_by_all(meeting):
+    counts, decided, done = [3, 7, 5], {}, threading.Barrier(4)
+    lines: dict[int, Line] = {}
+
+    def listen(index):
+        def hear(message):
+            if "hold" in message:
+                lines[index].send({"held": counts[index]})
+            elif "decided" in message:
+                decided[index] = (message["decided"], message["step"])
+                done.wait(10)
+
+        return hear
+
+    for index in range(3):
+        lines[index] = meeting(index, listen(index))
+    lines[1].send({"propose": {"stop": "enough"}})
+    done.wait(10)
+    assert decided == {index: ({"stop": "enough"}, 7) for index in range(3)}
+
+
+def test_who_is_gone_is_told(meeting):
+    told, heard = [], threading.Event()
+
+    def hear(message):
+        told.append(message)
+        heard.set()
+
+    meeting(0, hear)
+    gone = meeting(1)
+    gone._socket.shutdown(socket.SHUT_RDWR)
+    assert heard.wait(10)
+    assert told == [{"lost": 1}]
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "reason"),
+    [
+        (1, 3, "process 1 is here already"),
+        (3, 3, "there is no process 3"),
+        (2, 4, "it says that the job has 4 processes"),
+    ],
+)
+def test_who_does_not_belong_is_refused(meeting, index, count, reason):
+    meeting(1)
+    with pytest.raises(ClusterError, match=reason):
+        meeting(index, count=count)
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"hello": "x", "count": 3}\n', b"\xff\xfe\n", b"[1]\n"]
+)
+def test_strangers_do_no_harm(meeting, nonsense):
+    line = meeting(0)
+    with socket.create_connection(line._socket.getpeername()) as stranger:
+        stranger.sendall(nonsense)
+        stranger.settimeout(10)
+        assert b"welcome" not in stranger.recv(100)
+    others = [meeting(1), meeting(2)]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda each: each.gather("x", 1, 5.0), [line, *others])) == [[1, 1, 1]] * 3
+
+
+def test_a_lost_chief_ends_a_wait():
+    address = parse_address(free_addresses(1)[0])
+    switchboard = Switchboard(address, 2)
+    line = Line(address, 1, 2, 5.0, lambda message: None)
+    threading.Timer(0.2, switchboard.close).start()
+    with pytest.raises(PeerLostError, match="process 0 is gone, while it was waited for at: a name"):
+        line.gather("a name", None, 20.0)
+    line.hang_up()
+
+
+def test_a_port_in_use():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        spec = ClusterSpec({"worker": [address, "127.0.0.1:1"]})
+        with pytest.raises(ClusterError, match=f"cannot listen at {address}.*in use.*choose another port"):
+            connect(spec, "worker", 0, limit=2)
+
+
+def test_no_coordinator_and_a_missing_process():
+    addresses = free_addresses(2)
+    spec = ClusterSpec({"worker": addresses})
+    with pytest.raises(ClusterError, match=f"process 1 found no process 0 at {addresses[0]} within 0.5 s"):
+        connect(spec, "worker", 1, limit=0.5)
+    with pytest.raises(ClusterError, match="at: the start of the job; missing: process 1"):
+        connect(spec, "worker", 0, limit=0.5)
+
+
+def test_a_task_that_is_not_there_and_an_address_twice():
+    with pytest.raises(ValueError, match="worker:2 is not a process that trains in this cluster; there are worker:0"):
+        connect(ClusterSpec({"worker": ["a:1", "b:1"]}), "worker", 2)
+    with pytest.raises(ValueError, match="a:1"):
+        connect(ClusterSpec({"worker": ["a:1", "a:1"]}), "worker", 0)
+
+
+def test_alone():
+    with create_local() as company:
+        assert (company.index, company.count, company.is_chief) == (0, 1, True)
+        assert company.gather("anything", 5) == [5]
+        company.barrier("anything")
+    alone = connect(ClusterSpec({"worker": ["somewhere:1"]}), "worker", 0)
+    assert isinstance(alone, Company)
+    assert alone.count == 1
+
+
+def test_facts_that_differ_are_named():
+    check_facts([{"a": 1}, {"a": 1}])
+    with pytest.raises(
+        ClusterError, match=r"(?s)the processes differ:.*b is 3 at process 2, 2 at process 0.*c is 1 at"
+    ):
+        check_facts([{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 1}])
+
+
+def test_processes_with_different_configs_say_who_differs_in_what(tmp_path):
+    config = write_config(tmp_path, steps=5, every=5)
+    told = run_group(
+        config,
+        2,
+        f"run.directory={tmp_path / 'run'}",
+        own={0: ["seed=1"], 1: ["seed=1", "optimizer.learning_rate=0.5"]},
+    )
+    for code, _, err in told:
+        assert code == 1
+        assert "optimizer.learning_rate is '0.5' at process 1, '0.01' at process 0" in err
+        assert len(err.strip().splitlines()) <= 2
+
+
+def test_mistakes_of_a_job_are_told_by_every_process_at_once(tmp_path):
+    config = write_config(tmp_path, steps=5, every=5)
+    run = f"run.directory={tmp_path / 'run'}"
+    told = run_group(config, 3, run, "cluster.connect_timeout=3", missing=(1,))
+    for code, _, err in told:
+        assert code == 1
+        assert "missing: process 1" in err
+    for mistake in ("mesh.data=3", "data.batch_size=9"):
+        codes = [code for code, _, _ in run_group(config, 2, run, mistake)]
+        assert codes[0] == 2
+        assert codes[1] in (2, 75)
