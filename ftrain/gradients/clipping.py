@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.gradients.rows import map_values, values_of
+from ftrain.gradients.sharing import share
 from ftrain.tree import Tree
 
 Bound = jax.typing.ArrayLike
@@ -50,7 +51,8 @@ def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
 
 def global_norm(tree: Tree) -> jax.Array:
     """The length of all leaves taken as one vector: sqrt(sum of squares), in float32 at least."""
-    arrays = [array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in map(jnp.asarray, values_of(tree))]
+    arrays = [share(jnp.asarray(array)) for array in values_of(tree)]
+    arrays = [array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in arrays]
     return jnp.asarray(optax.tree.norm(arrays), dtype=None if arrays else jnp.result_type(float))
 
 

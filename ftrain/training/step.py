@@ -1,5 +1,6 @@
 """The training step: a pure function, and its compilation for a mesh as a second, separate one."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from ftrain.averages import update_averages
 from ftrain.cluster import mesh as meshes
 from ftrain.gradients import clip_by_global_norm, global_norm, loss_scale, skipped_updates, update_with_rows
 from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
+from ftrain.gradients.sharing import shared_over
 from ftrain.gradients.skipping import check_transform
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
@@ -22,6 +24,7 @@ from ftrain.tree import Tree
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 M = TypeVar("M")
+S = TypeVar("S")
 CONTRIBUTES = "ftrain.contributes"  # an entry of a batch: a weight for each example, all 0 where a replica has none
 
 
@@ -135,7 +138,18 @@ def compile_step(
         return jax.jit(step, donate_argnums=0)
     replicated = NamedSharding(mesh, PartitionSpec())
     state = replicated if shardings is None else shardings
+    if parallel == "jit" and all(each.is_fully_replicated for each in jax.tree.leaves(state)):
+        step = _sharing(step, mesh)
     return jax.jit(step, donate_argnums=0, in_shardings=(state, split), out_shardings=(state, replicated))
+
+
+def _sharing(step: Callable[[S, Batch], M], mesh: Mesh) -> Callable[[S, Batch], M]:
+    @functools.wraps(step)
+    def traced(state: S, batch: Batch) -> M:
+        with shared_over(mesh):
+            return step(state, batch)
+
+    return traced
 
 
 def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding | None:
