@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ftrain.cluster import ClusterError, Company, PeerLostError, Sharding
+from ftrain.cluster import ClusterError, Company, PeerLostError, Sharding, batch_shard
 from ftrain.coordination import Coordinator, EndOfData, call_all
 from ftrain.data import Piece, Pipeline
 from ftrain.data.pieces import Put
@@ -99,6 +99,7 @@ class Loop:
             fuse = 1
         if straggler_timeout and parallel == "jit":
             raise ValueError('straggler_timeout needs parallel="shard_map": replicas that can be left out')
+            _check_shards(data, mesh)
         is_chief = company is None or company.is_chief
         self.hooks = [hook for hook in hooks if is_chief or not (isinstance(hook, Hook) and hook.chief_only)]
         for hook in self.hooks:
@@ -540,6 +541,18 @@ class Loop:
                 raise
             if failure is not error:
                 error.add_note(f"closing failed too: {failure!r}")
+
+
+def _check_shards(data: Any, mesh: Mesh | None) -> None:
+    """Of several processes each needs its part of a batch, and no other."""
+    if mesh is None or mesh.size < jax.process_count():
+        raise ValueError("several processes need a mesh of all their devices: mesh=ftrain.cluster.make_mesh()")
+    shard, shards = batch_shard(mesh)
+    if isinstance(data, Pipeline) and (data.shard_index, data.shard_count) != (shard, shards):
+        raise ValueError(
+            f"the pipeline gives part {data.shard_index} of {data.shard_count} of a batch, but this process has part "
+            f"{shard} of {shards}: Pipeline(..., shard_index={shard}, shard_count={shards}), by cluster.batch_shard(mesh)"
+        )
 
 
 def _copy(state: TrainState) -> TrainState:
