@@ -18,11 +18,13 @@ from ftrain.hooks import (
     LogFile,
     Logging,
     ProgressBar,
+    ProgressReport,
     StepCounter,
     StopAtStep,
     StopOnNaN,
     SummarySaver,
 )
+from ftrain.launching.reporter import reporter_of_this_process
 from ftrain.optimizers import LearningRate
 from ftrain.training import Fuse, Hook, Loop, Scaffold, TrainState, Trigger, every, make_step, stop_on_signals
 from ftrain.training.objective import LossFunction
@@ -70,6 +72,11 @@ class Run(Loop):
         hooks = _complete(hooks, steps, directory, data)
         if company is not None and not company.is_chief and directory is not None:
             hooks.append(LogFile(Path(directory) / LOGS / f"process_{company.index}.log", when=_written_when(hooks)))
+        reporter = reporter_of_this_process()
+        if reporter.is_supervised:
+            index = 0 if company is None else company.index
+            reporter.log = None if directory is None else Path(directory) / LOGS / f"process_{index}.log"
+            hooks.append(ProgressReport(reporter, lambda: self.timing.doing, steps))
         super().__init__(
             step,
             state,

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ftrain.cluster import Company
     from ftrain.config import Job
     from ftrain.config.plan import Plan
-    from ftrain.launching.reporter import Reporter
     from ftrain.run import Run
 
 
@@ -39,9 +38,9 @@ def train(
     Ctrl-C saves and stops, twice stops at once. Where several processes train together (ftrain launch, SLURM,
     Kubernetes, TF_CONFIG) each of them is this command.
     """
-    from ftrain.launching.reporter import Reporter
+    from ftrain.launching.reporter import reporter_of_this_process
 
-    reporter = Reporter.from_environment()  # first, because what follows takes time
+    reporter = reporter_of_this_process()  # first, because what follows takes time
     from ftrain.cli.joining import join, watched
     from ftrain.config import load, plan
     from ftrain.training import use_compilation_cache
@@ -49,14 +48,14 @@ def train(
     use_compilation_cache()
     planned = plan(load(config, overrides or []))
     reporter.hang_timeout = reporter.hang_timeout or planned.calls["cluster"].arguments["hang_timeout"] or None
+    reporter.start()
     with join(planned, cluster, task) as company, watched(reporter, company):
-        _train(planned, company, reporter, accept_changes, ledger, timing)
+        _train(planned, company, accept_changes, ledger, timing)
 
 
 def _train(
     planned: "Plan",
     company: "Company",
-    reporter: "Reporter",
     accept_changes: bool,
     ledger: Path | None,
     timing: bool,
@@ -65,8 +64,8 @@ def _train(
 
     from ftrain.cli.first_step import FirstStep
     from ftrain.cli.joining import build_in_turn, claim_together, faults_of
-    from ftrain.hooks import Ledger, ProgressBar, ProgressReport
-    from ftrain.run import LOGS, Run
+    from ftrain.hooks import Ledger, ProgressBar
+    from ftrain.run import Run
     from ftrain.training import stop_on_signals
     from ftrain.tree import count_elements
 
@@ -77,10 +76,9 @@ def _train(
     console = Console()
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
     started = time.monotonic()
-    hooks = [*job.hooks(bar), FirstStep(process_started, bar or job.logging), ProgressReport(reporter)]
+    hooks = [*job.hooks(bar), FirstStep(process_started, bar or job.logging)]
     hooks += [Ledger(ledger)] if ledger else []
     hooks += faults_of(job.directory, company.index)
-    reporter.steps, reporter.log = job.steps, job.directory / LOGS / f"process_{company.index}.log"
     with claim_together(job, company, accept_changes):
         run = Run(
             job.step,
@@ -97,7 +95,6 @@ def _train(
             recoveries=job.recoveries,
             company=company,
         )
-        reporter.doing = lambda: run.timing.doing
         if state is not None:
             _introduce(job, company.count, count_elements(state.params))
         with stop_on_signals(run.interrupt), run:

@@ -10,6 +10,7 @@ from ftrain.cluster.company import Company, check_facts
 from ftrain.cluster.line import ClusterError, Line
 from ftrain.cluster.spec import ClusterSpec, check_usable, processes
 from ftrain.cluster.switchboard import Switchboard
+from ftrain.launching.reporter import reporter_of_this_process
 
 START = "the start of the job"
 
@@ -33,6 +34,7 @@ def connect(
       heartbeat: seconds after which the runtime takes a process that does not move for lost.
       facts: what must be equal everywhere, beside the versions of jax and ftrain; who differs is named, and in what.
     """
+    reporter_of_this_process()  # who started this process, if anyone did, hears of it from here on
     check_usable(spec)
     members = processes(spec)
     numbers = {(name, task): number for number, (name, task, _) in enumerate(members)}

@@ -2,11 +2,12 @@
 
 import contextlib
 import faulthandler
+import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +25,7 @@ class Reporter:
     """
 
     def __init__(self, progress: int | None = None, lifeline: int | None = None, hang_timeout: float | None = None):
-        self.hang_timeout, self.log = hang_timeout, None
+        self.hang_timeout = hang_timeout
         self.doing: Callable[[], str | None] = lambda: "starting"
         self.steps: int | None = None
         self.log: Path | None = None
@@ -32,18 +33,22 @@ class Reporter:
         self._step, self._loss, self._moved = -1, None, time.monotonic()
         self._told = -1
         self._sending, self._closed = threading.Lock(), threading.Event()
-        if progress is not None or hang_timeout is not None:
-            faulthandler.enable()  # so that a signal of the supervisor's, SIGABRT, shows where this process hangs
-        threading.Thread(target=self._work, name="ftrain-reporter", daemon=True).start()
+        self._started = False
+        self.start()
         if lifeline is not None:
             threading.Thread(target=_follow, args=(lifeline,), name="ftrain-lifeline", daemon=True).start()
 
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Reporter":
-        """For a process that a supervisor may have started."""
-        progress, lifeline = (int(environ[name]) if name in environ else None for name in (PROGRESS, LIFELINE))
-        timeout = float(environ.get(HANG_TIMEOUT, 0)) or None
-        return cls(progress, lifeline, timeout)
+    @property
+    def is_supervised(self) -> bool:
+        """Whether there is somebody to tell, or to watch over."""
+        return self._progress is not None or self.hang_timeout is not None
+
+    def start(self) -> None:
+        """Begin to tell, and to watch, if there is anyone to tell or anything to watch for."""
+        if self.is_supervised and not self._started:
+            self._started = True
+            faulthandler.enable()  # so that a signal of the supervisor's, SIGABRT, shows where this process hangs
+            threading.Thread(target=self._work, name="ftrain-reporter", daemon=True).start()
 
     def move(self, step: int, loss: float | None = None) -> None:
         """A step is finished."""
@@ -94,6 +99,13 @@ class Reporter:
         with contextlib.suppress(OSError):
             return None if self.log is None else open(self.log, "a")
         return None
+
+
+@functools.cache
+def reporter_of_this_process() -> Reporter:
+    """The one that the environment asks for; it starts when this is called for the first time."""
+    progress, lifeline = (int(os.environ[name]) if name in os.environ else None for name in (PROGRESS, LIFELINE))
+    return Reporter(progress, lifeline, float(os.environ.get(HANG_TIMEOUT, 0)) or None)
 
 
 def _follow(lifeline: int) -> None:

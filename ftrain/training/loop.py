@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import threading
 import time
 import warnings
@@ -15,17 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ftrain.cluster import ClusterError, Company, PeerLostError, Sharding, batch_shard
-from ftrain.coordination import Coordinator, EndOfData, call_all
+from ftrain.cluster import ClusterError, Company, PeerLostError, Sharding
+from ftrain.coordination import Coordinator, call_all
 from ftrain.data import Piece, Pipeline
-from ftrain.data.pieces import Put
 from ftrain.data.shapes import ShapeWatch
 from ftrain.training.agenda import Agenda
 from ftrain.training.compilation import use_compilation_cache
 from ftrain.training.flight import Call, Flight
 from ftrain.training.fusing import Fuse, Fuser, Taken
 from ftrain.training.hook import DATA_ENDED, Hook, Report, Value, feed_batch
-from ftrain.training.late import Late
+from ftrain.training.intake import FINISHED, Intake
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
 from ftrain.training.parallel import Parallel, spread
@@ -35,12 +33,9 @@ from ftrain.training.replay import Past, ReplayError, forward
 from ftrain.training.scaffold import Scaffold
 from ftrain.training.state import Initial, TrainState, place
 from ftrain.training.step import Step
-from ftrain.training.supply import Supply
 from ftrain.training.timing import Timing, clock
-from ftrain.training.together import Together
+from ftrain.training.together import Together, check_shards
 from ftrain.training.trigger import Trigger
-
-FINISHED = (StopIteration, EndOfData)  # what ends a run cleanly, whoever raises it
 
 
 class Loop:
@@ -94,12 +89,12 @@ class Loop:
         use_compilation_cache()
         self._together = Together(company) if company is not None and company.count > 1 else None
         if self._together is not None:
+            check_shards(data, mesh)
             fuse, recoveries = 1, 0
         if parallel == "pmap" or straggler_timeout:
             fuse = 1
         if straggler_timeout and parallel == "jit":
             raise ValueError('straggler_timeout needs parallel="shard_map": replicas that can be left out')
-            _check_shards(data, mesh)
         is_chief = company is None or company.is_chief
         self.hooks = [hook for hook in hooks if is_chief or not (isinstance(hook, Hook) and hook.chief_only)]
         for hook in self.hooks:
@@ -119,10 +114,11 @@ class Loop:
         self._recoveries = Recoveries(recoveries)
         self._step, self._program = step, Program(step, mesh, parallel)
         self._parallel: Parallel = parallel
-        self._late = Late(straggler_timeout, self._program.put) if straggler_timeout else None
         self._fuser = Fuser(fuse, self._program)
-        self._supply: Supply | None = None
-        self._shapes, self._fed_shapes = ShapeWatch(), ShapeWatch()
+        self._intake = Intake(
+            data, self._program.put, self.hooks, self._together, straggler_timeout, stop=self._need_no_data
+        )
+        self._fed_shapes = ShapeWatch()
         self._state: TrainState | None = None
         self._count = 0
         self._metrics = Metrics(0, 0)  # of the newest call
@@ -130,7 +126,6 @@ class Loop:
         self._agenda = Agenda(self.hooks)
         self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
         self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
-        self._preparers = [hook for hook in self.hooks if type(hook).prepare is not Hook.prepare]
         self._thread: int | None = None  # the one that entered
         self._told_to_stop = False
         self._suspect: int | None = None  # the step that is being dispatched
@@ -265,7 +260,7 @@ class Loop:
 
     def _can_go_on(self) -> bool:
         """Whether there would be data after a recovery: an iterator that has failed gives no more."""
-        return isinstance(self._data, Pipeline) or self._supply is None or not self._supply.has_failed
+        return isinstance(self._data, Pipeline) or not self._intake.has_failed
 
     def _begin(self, after: Exception | None = None) -> None:
         """Start from the newest checkpoint, or from the beginning; also `after` an error."""
@@ -294,67 +289,25 @@ class Loop:
         self._fuser.begin(whens, self._count)
         if isinstance(self._data, Iterator) and self._fuse == "auto":
             self._fuser.give_up()  # it may wait for steps to be taken, and fused ones need many batches beforehand
-        if (self._feeders or self._preparers) and self._fuser.give_up():
-            names = ", ".join(type(hook).__name__ for hook in [*self._feeders, *self._preparers])
+        changing = [*self._feeders, *self._intake.preparers]
+        if changing and self._fuser.give_up():
+            names = ", ".join(type(hook).__name__ for hook in changing)
             self.notice(f"steps are not fused: before each of them a hook changes the batch ({names})")
         now = self._clock() if self._together is None else self._together.begin(self._count, self._clock())
         self._agenda = Agenda(self.hooks, self._count, now)
-        if self._supply is None or isinstance(self._data, Pipeline):  # other data go on where they stand
-            self._close_supply()
-            self._supply = Supply(
-                self._data,
-                self._count,
-                whens,
-                lambda: self._fuser.length,
-                self._putting(self._count),
-                shapes=self._shapes,
-                stop=self._need_no_data,
-            )
-
-    def _putting(self, step: int) -> Put:
-        """How batches from the one after `step` on are put on the devices."""
-        put = self._program.put if self._late is None else self._late.put
-        if not self._preparers:
-            return put
-        steps = itertools.count(step + 1)
-
-        def prepare_and_put(batch: Batch, count: int) -> Batch:
-            number = next(steps)
-            for hook in self._preparers:
-                batch = hook.prepare(number, batch)
-            return put(batch, count)
-
-        return prepare_and_put
+        self._intake.begin(self._count, whens, lambda: self._fuser.length)
 
     def _take(self, most: float) -> None:
         """Take the next steps, at most so many."""
         started = clock()
-        if self._supply is None:
+        if self._state is None:
             raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
-        piece = self._next_piece(self._supply, most)
+        piece = self._intake.take(self._count, most, self._fuser.kind)
         self.timing.data += clock() - started
         if self._together is not None and not self._together.go_on(self._count):
-            self._supply.give_back([piece])
+            self._intake.give_back([piece])
             return self._hear_of_stop()
         return self._dispatch(piece)
-
-    def _next_piece(self, supply: Supply, most: float) -> Piece:
-        if self._late is not None:
-            return self._late.take(supply)
-        if self._together is None or isinstance(self._data, Pipeline):
-            return supply.take(most, self._fuser.kind)
-        return self._take_with_all(supply)  # iterators of their own need not end at the same step
-
-    def _take_with_all(self, supply: Supply) -> Piece:
-        """The next piece, if every process has one."""
-        try:
-            piece = supply.take(1)
-        except FINISHED:
-            piece = None
-        assert self._together is not None
-        if not self._together.all_have(f"the data of step {self._count + 1}", piece is not None) or piece is None:
-            raise EndOfData(DATA_ENDED)
-        return piece
 
     def _need_no_data(self) -> bool:
         """In a thread, while it waits for data: whether the run ends anyway."""
@@ -428,7 +381,7 @@ class Loop:
     def _explore(self) -> None:
         """Find out whether fused steps are faster, if it is time to."""
         trial = self._fuser.trial
-        if trial is None or self._supply is None:
+        if trial is None:
             return
         if trial.is_mark():
             self._flight.settle()
@@ -437,7 +390,7 @@ class Loop:
         if problem:
             self.notice(problem)
         elif trial.is_ready() and self._agenda.next_step - self._count >= trial.length:
-            pieces = self._supply.take_singles(trial.length)
+            pieces = self._intake.take_singles(trial.length)
             self._flight.settle()
             fused = trial.take(self.state, pieces) if pieces else None
             notice = self._fuser.judge(fused, self._take_singly(pieces))
@@ -448,8 +401,8 @@ class Loop:
         """Take steps one by one; None if a hook stops the run before they are all taken."""
         spent, metrics = self.timing.dispatch + self.timing.device, []
         for number, piece in enumerate(pieces):
-            if self.stop_reason is not None and self._supply is not None:
-                self._supply.give_back(pieces[number:])
+            if self.stop_reason is not None:
+                self._intake.give_back(pieces[number:])
                 return None
             self._dispatch(piece)
             metrics.append(self._metrics)
@@ -463,6 +416,7 @@ class Loop:
             while not self._together.is_over(self._count, wait=True):
                 self._take(1)
             self._hear_of_stop()
+            self._intake.end(self._count)
         while True:
             try:
                 self._flight.settle()
@@ -522,15 +476,11 @@ class Loop:
         state = place(self._scaffold.prepare(initial, self.hooks, like), self._mesh, self._sharding)
         return state if is_new else jax.jit(_copy)(state)  # what it was made of stays whole
 
-    def _close_supply(self) -> None:
-        if self._supply is not None:
-            self._supply.close()
-
     def _close(self, error: BaseException | None) -> None:
         """Close all that is open. What fails in it never hides the error that ended the run."""
         if error is not None and self._together is not None:
             self._together.company.fail(error)  # first, because others may wait for this process, and it for them
-        closing: list[Callable[[], None]] = [self._close_supply]
+        closing: list[Callable[[], None]] = [self._intake.close]
         if isinstance(error, Exception) and not isinstance(error, PeerLostError) and self._state is not None:
             closing += [functools.partial(self._tell_failure, hook, error) for hook in self.hooks]
         closing += [*(hook.close for hook in reversed(self.hooks)), self._fuser.close]
@@ -541,18 +491,6 @@ class Loop:
                 raise
             if failure is not error:
                 error.add_note(f"closing failed too: {failure!r}")
-
-
-def _check_shards(data: Any, mesh: Mesh | None) -> None:
-    """Of several processes each needs its part of a batch, and no other."""
-    if mesh is None or mesh.size < jax.process_count():
-        raise ValueError("several processes need a mesh of all their devices: mesh=ftrain.cluster.make_mesh()")
-    shard, shards = batch_shard(mesh)
-    if isinstance(data, Pipeline) and (data.shard_index, data.shard_count) != (shard, shards):
-        raise ValueError(
-            f"the pipeline gives part {data.shard_index} of {data.shard_count} of a batch, but this process has part "
-            f"{shard} of {shards}: Pipeline(..., shard_index={shard}, shard_count={shards}), by cluster.batch_shard(mesh)"
-        )
 
 
 def _copy(state: TrainState) -> TrainState:

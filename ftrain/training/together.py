@@ -2,8 +2,13 @@
 
 import threading
 from collections import deque
+from typing import Any
 
-from ftrain.cluster import ClusterError, Company
+import jax
+from jax.sharding import Mesh
+
+from ftrain.cluster import ClusterError, Company, batch_shard
+from ftrain.data import Pipeline
 
 LIMIT = 300.0  # seconds that one process waits for another; a first step may have to be compiled
 DECISION = 60.0  # seconds for a decision, which no process has to do anything for
@@ -104,3 +109,15 @@ class Together:
         while self._holding or (self._asked and self._last is None):
             if not self._changed.wait(DECISION):
                 raise ClusterError(f"waited {DECISION:g} s for all processes to decide on the last step")
+
+
+def check_shards(data: Any, mesh: Mesh | None) -> None:
+    """Of several processes each needs its part of a batch, and no other."""
+    if mesh is None or mesh.size < jax.process_count():
+        raise ValueError("several processes need a mesh of all their devices: mesh=ftrain.cluster.make_mesh()")
+    shard, shards = batch_shard(mesh)
+    if isinstance(data, Pipeline) and (data.shard_index, data.shard_count) != (shard, shards):
+        raise ValueError(
+            f"the pipeline gives part {data.shard_index} of {data.shard_count} of a batch, but this process has part "
+            f"{shard} of {shards}; shard_index, shard_count = ftrain.cluster.batch_shard(mesh) are what it needs"
+        )

@@ -1,0 +1,25 @@
+"""Programs of a user's own, under the launcher: the same Python in every process."""
+
+from pathlib import Path
+
+import pytest
+from command import run
+
+PROGRAM = Path(__file__).with_name("iterating.py")
+
+
+@pytest.mark.parametrize("counts", [("9", "9"), ("9", "5"), ("4", "9")])
+def test_iterators_of_unequal_lengths_end_all_processes_at_the_same_step(tmp_path, counts):
+    done = run("launch", "-n", "2", PROGRAM, tmp_path, *counts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line.removeprefix("[1] ") for line in done.stdout.splitlines() if "the data ended" in line]
+    told = [line for line in told if line[0].isdigit()]
+    assert len(told) == 2
+    assert told[0] == told[1]
+    assert told[0].startswith(f"{min(map(int, counts))} the data ended [")
+
+
+def test_a_pipeline_that_is_not_for_this_process_is_refused(tmp_path):
+    done = run("launch", "-n", "2", PROGRAM, tmp_path, "9", "9", "pipeline")
+    assert done.returncode == 1
+    assert "gives part 0 of 1 of a batch, but this process has part" in done.stderr
