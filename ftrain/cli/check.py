@@ -1,11 +1,11 @@
 """ftrain check CONFIG [key=value ...]"""
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftrain.cli.arguments import ConfigPath, Overrides
+from ftrain.cli.runs import on_one_device
 from ftrain.cli.tables import show_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check(
 
     planned = plan(load(config, overrides or []))
     imagined = None if devices is None else _imagine(planned, devices)
-    job = build(planned if imagined is None else _on_one_device(planned))
+    job = build(planned if imagined is None else on_one_device(planned))
     axes = imagined or job.mesh.shape
     size, examples = job.pipeline.batch_size, len(job.pipeline.source)
     share = _split_batch(planned, size, axes)
@@ -77,13 +77,6 @@ def _imagine(planned: "Plan", devices: int) -> dict[str, int]:
         return sizes(**{axis: asked[axis] for axis in AXES}, devices=devices)
     except ValueError as error:
         raise planned.config.error("mesh", str(error)) from None
-
-
-def _on_one_device(planned: "Plan") -> "Plan":
-    """The same plan for a mesh that is always there."""
-    call = planned.calls["mesh"]
-    one = dataclasses.replace(call, arguments=call.arguments | {"data": 1, "fsdp": 1, "model": 1})
-    return dataclasses.replace(planned, calls=planned.calls | {"mesh": one})
 
 
 def _split_batch(planned: "Plan", batch_size: int, axes: Any) -> int:

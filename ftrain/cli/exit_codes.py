@@ -12,8 +12,8 @@ def exit_code(error: Exception) -> int | None:
 
 CODES = {
     "ftrain.config.load.ConfigError": 2,
-    "ftrain.cluster.line.PeerLostError": 75,
-    "ftrain.cluster.line.ClusterError": 1,
+    "ftrain.cluster.line.MismatchError": 2,
+    "ftrain.cluster.line.ClusterError": 75,  # what could not be done together may be, when all are started again
     "ftrain.checkpoints.lock.InUseError": 2,
     "ftrain.checkpoints.errors.SaveError": 1,
     "ftrain.checkpoints.errors.CheckpointError": 2,

@@ -1,7 +1,8 @@
 """Joining: how `ftrain train` becomes one process among others, if it is."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,27 +24,52 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
     from ftrain.cluster import ClusterError, connect, create_local
     from ftrain.cluster.environment import membership
     from ftrain.config.load import ConfigError
+    from ftrain.launching.contract import HANG_TIMEOUT
 
     environ = dict(os.environ)
+    if cluster is None and task is not None:
+        raise ConfigError("--task needs --cluster FILE, which names the processes of the job")
+    if environ.get("FTRAIN_CLUSTER") == "auto":
+        raise ConfigError("FTRAIN_CLUSTER=auto: name the processes instead, by --cluster FILE --task worker:0, or JSON")
     if cluster is not None:
         environ |= {"FTRAIN_CLUSTER": f"@{cluster}", "FTRAIN_TASK": task or ""}
     limits = plan.calls["cluster"].arguments
     try:
         member = membership(environ)
-        if member is None or member.process_count == 1:
+        if member is None:
             return create_local()
         return connect(
             member.spec,
             member.job,
             member.index,
             limit=limits["connect_timeout"],
-            heartbeat=limits["hang_timeout"] or 100.0,
+            heartbeat=limits["hang_timeout"] or float(environ.get(HANG_TIMEOUT, 0)) or 100.0,
             facts=_facts(plan),
         )
     except ClusterError:
         raise
     except (ValueError, OSError) as error:
         raise ConfigError(f"the cluster cannot be joined: {error}") from None
+
+
+class StopRequests:
+    """Requests to stop, which may come before there is a run that could be stopped."""
+
+    def __init__(self) -> None:
+        self._early: list[str] = []
+        self._stop: Callable[[str], None] = self._early.append
+        self._changing = threading.Lock()
+
+    def ask(self, reason: str) -> None:
+        with self._changing:
+            self._stop(reason)
+
+    def pass_on(self, stop: Callable[[str], None]) -> None:
+        """From now on `stop` is called, and at once if it should have been."""
+        with self._changing:
+            self._stop = stop
+            for reason in self._early[:1]:
+                stop(reason)
 
 
 @contextmanager
@@ -54,8 +80,8 @@ def watched(reporter: "Reporter", company: "Company") -> Iterator[None]:
     company.tell_end = lambda why, process: reporter.say(Failed("PeerFailed", why, because=process))
     try:
         yield
-    except Exception as error:
-        company.exit_code = exit_code(error) or 1
+    except (Exception, KeyboardInterrupt) as error:
+        company.exit_code = 130 if isinstance(error, KeyboardInterrupt) else exit_code(error) or 1
         raise
     finally:
         reporter.close()
@@ -87,10 +113,12 @@ def faults_of(directory: Path, rank: int) -> "list[Hook]":
     from ftrain.launching import contract, parse_faults
 
     text = os.environ.get(contract.INJECT)
+    if not text:
+        return []
     note = directory / f"faults_{rank}.txt"
     if os.environ.get(contract.ATTEMPT, "0") == "0":
         note.unlink(missing_ok=True)
-    return [Faults(parse_faults(text), rank, note)] if text else []
+    return [Faults(parse_faults(text), rank, note)]
 
 
 def _facts(plan: "Plan") -> dict[str, str]:

@@ -1,11 +1,13 @@
 """Run directories, as commands take them."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ftrain.config import Job
+    from ftrain.config.plan import Plan
 
 
 def wait_for_run(run: Path, timeout: float | None) -> None:
@@ -19,9 +21,25 @@ def wait_for_run(run: Path, timeout: float | None) -> None:
 
 def open_run(run: Path) -> "Job":
     """The job that a run directory holds."""
+    import jax
+
+    from ftrain.cluster.mesh import AXES, sizes
     from ftrain.config import ConfigError, build, load, plan
     from ftrain.config.run_directory import CONFIG
 
     if not (run / CONFIG).exists():
         raise ConfigError(f"{run / CONFIG}: there is no such file; RUN is a directory that `ftrain train` made")
-    return build(plan(load(run / CONFIG)), directory=run)
+    planned = plan(load(run / CONFIG))
+    asked = planned.calls["mesh"].arguments
+    try:
+        sizes(**{axis: asked[axis] for axis in AXES}, devices=jax.device_count())
+    except ValueError:  # it was trained on more devices than there are here
+        planned = on_one_device(planned)
+    return build(planned, directory=run)
+
+
+def on_one_device(planned: "Plan") -> "Plan":
+    """The same plan for a mesh that is always there."""
+    call = planned.calls["mesh"]
+    one = dataclasses.replace(call, arguments=call.arguments | {"data": 1, "fsdp": 1, "model": 1})
+    return dataclasses.replace(planned, calls=planned.calls | {"mesh": one})

@@ -14,6 +14,7 @@ from ftrain.cli.arguments import ConfigPath, Overrides
 process_started = time.monotonic()  # nearly: nothing heavy has been imported yet
 
 if TYPE_CHECKING:
+    from ftrain.cli.joining import StopRequests
     from ftrain.cluster import Company
     from ftrain.config import Job
     from ftrain.config.plan import Plan
@@ -41,21 +42,24 @@ def train(
     from ftrain.launching.reporter import reporter_of_this_process
 
     reporter = reporter_of_this_process()  # first, because what follows takes time
-    from ftrain.cli.joining import join, watched
+    from ftrain.cli.joining import StopRequests, join, watched
     from ftrain.config import load, plan
-    from ftrain.training import use_compilation_cache
+    from ftrain.training import stop_on_signals, use_compilation_cache
 
     use_compilation_cache()
     planned = plan(load(config, overrides or []))
     reporter.hang_timeout = reporter.hang_timeout or planned.calls["cluster"].arguments["hang_timeout"] or None
     reporter.start()
     with join(planned, cluster, task) as company, watched(reporter, company):
-        _train(planned, company, accept_changes, ledger, timing)
+        requests = StopRequests()
+        with stop_on_signals(requests.ask):  # from here on: jax would swallow them
+            _train(planned, company, requests, accept_changes, ledger, timing)
 
 
 def _train(
     planned: "Plan",
     company: "Company",
+    requests: "StopRequests",
     accept_changes: bool,
     ledger: Path | None,
     timing: bool,
@@ -66,7 +70,6 @@ def _train(
     from ftrain.cli.joining import build_in_turn, claim_together, faults_of
     from ftrain.hooks import Ledger, ProgressBar
     from ftrain.run import Run
-    from ftrain.training import stop_on_signals
     from ftrain.tree import count_elements
 
     job = build_in_turn(planned, company)
@@ -97,7 +100,8 @@ def _train(
         )
         if state is not None:
             _introduce(job, company.count, count_elements(state.params))
-        with stop_on_signals(run.interrupt), run:
+        with run:
+            requests.pass_on(run.interrupt)
             while not run.should_stop():
                 run.advance()
     if company.is_chief:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from ftrain.cluster.line import ClusterError, Line, PeerLostError
+from ftrain.cluster.line import Line, MismatchError, PeerLostError
 from ftrain.cluster.spec import ClusterSpec
 from ftrain.cluster.switchboard import Message, Switchboard
 
@@ -33,7 +33,9 @@ class Company:
 
     def __init__(self, spec: ClusterSpec, index: int, count: int):
         self.spec, self.index, self.count = spec, index, count
-        self.decider: Decider | None = None
+        self._decider: Decider | None = None
+        self._missed: list[Callable[[Decider], object]] = []  # what came before there was one
+        self._deciding = threading.Lock()
         self.tell_end: Callable[[str, int], None] = lambda why, process: None  # of another, which ends this one
         self.has_failed = False
         self.exit_code = 1  # of this process, once it has failed
@@ -65,6 +67,14 @@ class Company:
         if self._line is not None:
             self._line.send({"propose": proposal})
 
+    def take_part(self, decider: Decider) -> None:
+        """Have `decider` take part in decisions from now on; it hears of those that were taken before it came."""
+        with self._deciding:
+            self._decider = decider
+            for tell in self._missed:
+                tell(decider)
+            self._missed.clear()
+
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process ends with an error, which ends them too."""
         if self._line is None or self.has_failed:
@@ -76,6 +86,8 @@ class Company:
         atexit.register(lambda: os._exit(self.exit_code))  # jax's own farewell would wait for those that are gone
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
         limit = LAST_WORDS
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            self.exit_code = error.code
         if isinstance(error, PeerLostError):  # what is open may wait for the one that is gone
             self.exit_code, limit = PEER_FAILED, GRACE / 2
         self._line.send({"failed": message[:2000]})
@@ -88,7 +100,7 @@ class Company:
         is_of_runtime = self._line is not None and isinstance(error, jax.errors.JaxRuntimeError)
         return PeerLostError(self._why) if is_of_runtime and self._loss.wait(GRACE / 2) else error
 
-    def leave(self, limit: float = 60.0) -> None:
+    def leave(self, limit: float = 600.0) -> None:
         """Take leave of the others, when all have come to their end."""
         if self._line is None:
             return
@@ -105,9 +117,15 @@ class Company:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.leave()
-        else:
+        if isinstance(error, SystemExit) and not error.code:
+            error = None
+        try:
+            if error is None:
+                self.leave()
+        except BaseException as failure:
+            self.fail(failure)
+            raise
+        if error is not None:
             self.fail(error)
 
     def join(self, line: Line, switchboard: Switchboard | None) -> None:
@@ -117,15 +135,22 @@ class Company:
     def listen(self, message: Message) -> None:
         """In a thread: what the others say."""
         if "hold" in message:
+            held = self._tell(lambda decider: decider.hold())
             if self._line is not None:
-                self._line.send({"held": 0 if self.decider is None else self.decider.hold()})
+                self._line.send({"held": held or 0})
         elif "decided" in message:
-            if self.decider is not None:
-                self.decider.decide(message["decided"], message["step"])
+            self._tell(lambda decider: decider.decide(message["decided"], message["step"]))
         elif "failed" in message:
             self._end_with(message["process"], f"failed: {message['failed']}")
         elif "lost" in message:
             self._end_with(message["lost"], "is gone")
+
+    def _tell(self, what: Callable[[Decider], Any]) -> Any:
+        with self._deciding:
+            if self._decider is not None:
+                return what(self._decider)
+            self._missed.append(what)
+            return None
 
     def _close(self) -> None:
         if self._line is not None:
@@ -164,7 +189,7 @@ def check_facts(facts: list[Mapping[str, Any]]) -> None:
             if here != there:
                 differences.append(f"{key} is {here!r} at process {index}, {there!r} at process 0")
     if differences:
-        raise ClusterError("the processes differ:\n  " + "\n  ".join(differences))
+        raise MismatchError("the processes differ:\n  " + "\n  ".join(differences))
 
 
 def _after(seconds: float, work: Callable[[], None]) -> None:

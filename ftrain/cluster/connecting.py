@@ -10,6 +10,7 @@ from ftrain.cluster.company import Company, check_facts
 from ftrain.cluster.line import ClusterError, Line
 from ftrain.cluster.spec import ClusterSpec, check_usable, processes
 from ftrain.cluster.switchboard import Switchboard
+from ftrain.launching.ports import free_addresses
 from ftrain.launching.reporter import reporter_of_this_process
 
 START = "the start of the job"
@@ -46,7 +47,7 @@ def connect(
     if len(members) == 1:
         return company
     deadline = time.monotonic() + limit
-    switchboard = _open(address, len(members)) if number == 0 else None
+    switchboard = _open(address, len(members), deadline) if number == 0 else None
     try:
         line = Line(address, number, len(members), limit, company.listen)
         company.join(line, switchboard)
@@ -59,9 +60,14 @@ def connect(
     return company
 
 
-def _open(address: Address, count: int) -> Switchboard:
+def _open(address: Address, count: int, deadline: float) -> Switchboard:
     try:
         return Switchboard(address, count)
+    except socket.gaierror as error:  # a name that is just being given, as on Kubernetes
+        if time.monotonic() < deadline:
+            time.sleep(0.5)
+            return _open(address, count, deadline)
+        raise ClusterError(f"process 0 does not find its own address, {address}: {error.strerror}") from None
     except OSError as error:
         raise ClusterError(
             f"process 0 cannot listen at {address}, its address in the cluster: {error.strerror or error}; "
@@ -102,7 +108,4 @@ def _versions() -> dict[str, str]:
 
 def _free_port(host: str) -> int:
     """A port for the runtime's own coordinator; the one that the spec names is the switchboard's."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    return parse_address(free_addresses(1, host)[0]).port

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ftrain.cluster.addresses import Address
-from ftrain.cluster.switchboard import Message
+from ftrain.cluster.switchboard import Message, keep_alive
 
 _RETRY = 0.05  # seconds between two tries to connect
 _TRY = 5.0  # seconds that one try may take
@@ -17,6 +17,10 @@ _TRY = 5.0  # seconds that one try may take
 
 class ClusterError(RuntimeError):
     """Something that the processes of a job have to do together, and cannot."""
+
+
+class MismatchError(ClusterError):
+    """The processes of a job do not fit together."""
 
 
 class PeerLostError(ClusterError):
@@ -87,10 +91,12 @@ class Line:
             raise ClusterError(f"process {self._index} was not let in at {address}: {reason}")
 
     def _read(self) -> None:
-        with suppress(OSError, ValueError), self._reader:
-            for line in self._reader:
-                self._receive(json.loads(line))
-        self._lose()
+        try:
+            with suppress(OSError, ValueError), self._reader:
+                for line in self._reader:
+                    self._receive(json.loads(line))
+        finally:
+            self._lose()
 
     def _receive(self, message: Message) -> None:
         name = message.get("gathered") or message.get("missing")
@@ -116,6 +122,7 @@ def _connect(address: Address, index: int, limit: float) -> socket.socket:
             left = max(_RETRY, deadline - time.monotonic())
             connection = socket.create_connection(address, timeout=min(left, _TRY))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(connection)
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise ClusterError(

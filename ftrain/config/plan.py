@@ -66,9 +66,7 @@ TOP = Section(_top)
 SECTIONS = {
     "run": Section(_run),
     "data": Section(Pipeline, _PIPELINE),
-    "step": Section(
-        make_step, frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate", "replicas"}), beside=_calls
-    ),
+    "step": Section(make_step, _STEP, beside=_calls),
     "guard": Section(guard, frozenset({"optimizer"}), optional=True),
     "loss_scaling": Section(loss_scaling, frozenset({"optimizer"}), optional=True),
     "sync_replicas": Section(sync_replicas, frozenset({"optimizer"}), optional=True, beside=_waiting),
@@ -123,6 +121,10 @@ def plan(config: Config) -> Plan:
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
     _check("step.fuse", check_fuse, calls["step"].arguments["fuse"], config)
+    for key, least in (("connect_timeout", 1.0), ("hang_timeout", 0.0)):
+        seconds = calls["cluster"].arguments[key]
+        if not least <= seconds < 1e6:
+            raise config.error(f"cluster.{key}", f"should be seconds from {least:g} on, got {seconds:g}")
     _check("run.recoveries", check_recoveries, calls["run"].arguments["recoveries"], config)
     return Plan(config, top, calls, _hooks(config))
 

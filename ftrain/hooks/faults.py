@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ftrain.launching import Fault
@@ -25,23 +26,22 @@ class Faults(Hook):
     def __init__(self, faults: Sequence[Fault], rank: int, note: Path):
         happened = note.read_text().splitlines() if note.exists() else []
         own = [fault for fault in faults if fault.rank in (None, rank) and _line(fault, rank) not in happened]
-        self._of_data = {fault.step: fault for fault in own if fault.kind in _OF_DATA}
-        self._others = {fault.step: fault for fault in own if fault.kind not in _OF_DATA}
+        self._of_data = [fault for fault in own if fault.kind in _OF_DATA]
+        self._others = [fault for fault in own if fault.kind not in _OF_DATA]
         self._rank, self._note = rank, note
-        self.when = at(*self._others) if self._others else never()
+        self.when = at(*(fault.step for fault in self._others)) if self._others else never()
 
     def prepare(self, step: int, batch: Batch) -> Batch:
-        fault = self._of_data.pop(step, None)
-        if fault is None:
-            return batch
-        self._remember(fault)
-        return _OF_DATA[fault.kind](fault, batch)
+        for fault in [each for each in self._of_data if each.step == step]:
+            self._remember(fault)
+            batch = _OF_DATA[fault.kind](fault, batch)
+        return batch
 
     def after_step(self, report: Report) -> None:
-        fault = self._others.pop(report.step)
-        self._remember(fault)
-        report.notice(f"fault after step {report.step}: {fault.kind}")
-        _OTHERS[fault.kind](fault)
+        for fault in [each for each in self._others if each.step == report.step]:
+            self._remember(fault)
+            report.notice(f"fault after step {report.step}: {fault.kind}")
+            _OTHERS[fault.kind](fault)
 
     def _remember(self, fault: Fault) -> None:
         self._note.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,12 @@ def _slow(fault: Fault, batch: Batch) -> Batch:
 
 def _spoil(fault: Fault, batch: Batch) -> Batch:
     del fault
-    return jax.tree.map(lambda leaf: leaf * np.nan if np.issubdtype(leaf.dtype, np.floating) else leaf, batch)
+    floats = [leaf for leaf in jax.tree.leaves(batch) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    if not floats:
+        raise ValueError("the fault nan: a batch without floating-point numbers cannot hold one")
+    return jax.tree.map(
+        lambda leaf: np.full_like(leaf, np.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, batch
+    )
 
 
 def _hang(fault: Fault) -> None:
@@ -82,5 +87,5 @@ _OTHERS: dict[str, Callable[[Fault], None]] = {
     "freeze": lambda fault: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": _hang,
     "full_disk": _fill_disk,
-    "exit": lambda fault: os._exit(fault.code or 1),
+    "exit": lambda fault: os._exit(1 if fault.code is None else fault.code),
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ftrain.launching.contract import HANG_TIMEOUT, HUNG, LIFELINE, PROGRESS, Failed, Message, Progress, encode
+from ftrain.launching.contract import HANG, HANG_TIMEOUT, HUNG, LIFELINE, PROGRESS, Failed, Message, Progress, encode
 
 _EVERY = 0.2  # seconds between two messages
 _BUSY = "starting", "compiling"  # what may take its time
@@ -21,7 +21,8 @@ class Reporter:
     """Sends the newest step to the supervisor, if there is one, and watches over this process.
 
     If no step is finished for `hang_timeout` seconds, the stacks of all threads are written to standard error and to
-    `log`, and the process ends with the code HUNG. What `doing` answers may take longer: "starting", "compiling".
+    `log`, and the process ends with the code HUNG. So it does if what `doing` answers, a hook, takes that long; only
+    "starting" and "compiling" may take longer.
     """
 
     def __init__(self, progress: int | None = None, lifeline: int | None = None, hang_timeout: float | None = None):
@@ -66,10 +67,11 @@ class Reporter:
         faulthandler.cancel_dump_traceback_later()
 
     def _work(self) -> None:
-        armed = 0.0
+        armed, before = 0.0, None
         while not self._closed.wait(_EVERY):
-            busy = self.doing()
-            busy = busy if busy in _BUSY else None
+            doing = self.doing()
+            busy = doing if doing in _BUSY or doing != before else None  # what begins or ends is a sign of life, too
+            before = doing
             if busy is not None:
                 self._moved = time.monotonic()
             if self._step > self._told or busy is not None:
@@ -86,7 +88,7 @@ class Reporter:
 
     def _end(self, still: float) -> None:
         why = f"no step was finished for {still:.0f} s after step {max(self._step, 0)}"
-        self.say(Failed("Hang", why))
+        self.say(Failed(HANG, why))
         for file in (sys.__stderr__, self._open_log()):
             if file is not None:
                 with contextlib.suppress(OSError, ValueError):
@@ -97,7 +99,9 @@ class Reporter:
 
     def _open_log(self) -> IO[str] | None:
         with contextlib.suppress(OSError):
-            return None if self.log is None else open(self.log, "a")
+            if self.log is not None:
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                return open(self.log, "a")
         return None
 
 

@@ -38,6 +38,8 @@ class Intake:
         stop: Callable[[], bool],
     ):
         self.preparers = [hook for hook in hooks if type(hook).prepare is not Hook.prepare]
+        if straggler_timeout and not (isinstance(data, Pipeline) and data.is_uniform and data.steps is None):
+            raise ValueError("straggler_timeout needs a Pipeline whose batches have one shape and never end: no epochs")
         self._late = Late(straggler_timeout, put) if straggler_timeout else None
         self._data, self._put, self._stop = data, put if self._late is None else self._late.put, stop
         self._together = None if isinstance(data, Pipeline) else together  # a pipeline ends at one step for all
@@ -68,7 +70,7 @@ class Intake:
             piece = self._supply.take(1)
         except FINISHED:
             piece = None
-        if not self._all_have(self._together, step + 1, piece is not None) or piece is None:
+        if not self._all_have(self._together, step + 1, None if piece is None else piece.examples) or piece is None:
             raise EndOfData(DATA_ENDED)
         return piece
 
@@ -84,15 +86,15 @@ class Intake:
     def end(self, step: int) -> None:
         """`step` was the last one: other processes, which may wait for the data of this one, must hear of it."""
         if self._together is not None and self._agreed <= step:
-            self._all_have(self._together, step + 1, False)
+            self._all_have(self._together, step + 1, None)
 
     def close(self) -> None:
         if self._supply is not None:
             self._supply.close()
 
-    def _all_have(self, together: Together, step: int, has: bool) -> bool:
+    def _all_have(self, together: Together, step: int, examples: int | None) -> bool:
         self._agreed = step
-        return together.all_have(f"the data of step {step}", has)
+        return together.all_have(f"the data of step {step}", examples)
 
     def _preparing(self, step: int) -> Put:
         """How batches from the one after `step` on are put on the devices."""

@@ -249,8 +249,8 @@ class Loop:
                     raise
                 return self._end_data()
             except Exception as error:
-                if self._together is not None:
-                    raise self._together.company.explain(error) from None
+                if self._together is not None and (cause := self._together.company.explain(error)) is not error:
+                    raise cause from None
                 if not self._can_go_on() or not self._recoveries.allow(error, self._count):
                     raise
                 if again:
@@ -349,9 +349,10 @@ class Loop:
         """What time it is, for hooks that are due by the clock."""
         if self._together is None:
             return self._metrics.time
-        if self._metrics.time >= self._agenda.next_time:
+        agreed = self._together.time(self._count)
+        if agreed < self._agenda.next_time <= self._metrics.time:
             self._together.tell_time(self._metrics.time)
-        return self._together.time(self._count)
+        return agreed
 
     def _tell(self, call: Call) -> None:
         """Tell the hooks of a call that is finished."""

@@ -49,7 +49,10 @@ class Scaffold:
         first = initial() if like is None else None
         while True:
             restored = _restore(hooks, like if first is None else first)
-            state = restored or first or initial()
+            if restored is None and first is None:
+                first = initial()
+            state = restored or first
+            assert state is not None
             started = functools.reduce(lambda state, hook: hook.start(state), hooks, state)
             if restored is not None or started is not state:
                 return started

@@ -79,6 +79,9 @@ def make_step(
             found = _mean_of_all(found, replicas, weight)
             contributions["contributions"] = replicas_of(replicas) if weight is None else jax.lax.psum(weight, replicas)
         loss, metrics, model_state, gradients = found
+        if weight is not None:  # what nobody contributed to stays
+            is_any = contributions["contributions"] > 0
+            model_state = jax.tree.map(lambda new, old: jnp.where(is_any, new, old), model_state, state.model_state)
         norm = global_norm(gradients)
         if clip_global_norm is not None:
             gradients, _ = clip_by_global_norm(gradients, clip_global_norm, use_norm=norm)

@@ -32,7 +32,7 @@ class Together:
         self._last: int | None = None
         self._time = 0.0
         self._ticks: deque[tuple[int, float]] = deque()  # steps from which on another time holds
-        company.decider = self
+        company.take_part(self)
 
     def begin(self, count: int, now: float) -> float:
         """All start, from the same step; the answer is the time that it is for all."""
@@ -82,9 +82,15 @@ class Together:
             self._ticking = True
             self.company.propose({"time": now})
 
-    def all_have(self, what: str, has: bool) -> bool:
-        """Whether every process has something."""
-        return all(self.company.gather(what, has, LIMIT))
+    def all_have(self, what: str, examples: int | None) -> bool:
+        """Whether every process has data, in parts that are equally long."""
+        told = self.company.gather(what, examples, LIMIT)
+        if None in told:
+            return False
+        if len({*told}) > 1:
+            found = ", ".join(f"process {index} has {count}" for index, count in enumerate(told))
+            raise ClusterError(f"{what}: {found} examples; all processes need parts of one length")
+        return True
 
     def hold(self) -> int:
         """In a thread: take no further step until something is decided; the answer is how far this process is."""

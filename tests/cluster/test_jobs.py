@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from command import write_config
+from command import run, write_config
 from jobs import Launched, final_state, launch, metrics_of, run_group
 
 from ftrain.checkpoints import CheckpointManager, verify
@@ -176,3 +176,28 @@ def test_a_late_process_is_left_out(tmp_path):
     counts = [line["replicas"] for line in metrics_of(tmp_path / "run") if "replicas" in line]
     assert set(counts) == {1.0, 2.0}
     assert counts.count(1.0) < 25
+
+
+def test_a_state_in_parts_is_resumed_whole_and_evaluated_anywhere(tmp_path):
+    arguments = ["mesh.fsdp=2", "sharding.least=1", "sharding.rules=[{leaf='w', axes=['']}]", "model.noise=0"]
+    code, out, err = launch(tmp_path / "parts", 2, *arguments)
+    assert code == 0, out + err
+    done = run("eval", tmp_path / "parts" / "run")
+    assert done.returncode == 0, done.stderr
+    code, out, err = launch(tmp_path / "parts", 1, "model.noise=0", "steps=80", "--accept-changes")
+    assert code == 0, out + err
+    assert "resumed at step 60" in out
+    code, out, err = launch(tmp_path / "whole", 1, "model.noise=0", "steps=80")
+    assert code == 0, out + err
+    found, wanted = (metrics_of(tmp_path / name / "run")[-1] for name in ("parts", "whole"))
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+
+
+def test_a_signal_while_the_processes_meet_is_not_lost(tmp_path):
+    with Launched(tmp_path, 2, "steps=100000", *LOGGED, every=1000) as job:
+        job.wait_for(lambda: len(job.members()) == 2)
+        job.wait_for(lambda: (job.run / "run.lock").exists())
+        job.process.send_signal(signal.SIGTERM)
+        code, out, err = job.end()
+    assert code == 0, out + err
+    assert "of 100000 (SIGTERM" in out
