@@ -29,9 +29,13 @@ class Switchboard:
         self._proposals: list[Message] = []
         self._ballot: _Ballot | None = None
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, address.host, address.port, limit=MOST_BYTES)
-        )
+        try:
+            self._server = self._loop.run_until_complete(
+                asyncio.start_server(self._serve, address.host, address.port, limit=MOST_BYTES)
+            )
+        except BaseException:
+            self._loop.close()
+            raise
         self._thread = threading.Thread(target=self._loop.run_forever, name="ftrain-switchboard", daemon=True)
         self._thread.start()
 
