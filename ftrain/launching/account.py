@@ -16,6 +16,7 @@ class Account:
     sign_at: float  # its last sign of life; the first one is its start
     began: int | None = None  # the first step that it told
     step: int | None = None
+    busy: str | None = None  # what it was at, by its newest message, if not at a step
     steps: int | None = None
     loss: float | None = None
     saved: int | None = None
@@ -88,6 +89,7 @@ class Account:
     def _advance(self, progress: Progress, now: float) -> None:
         further = progress.step is not None and (self.step is None or progress.step > self.step)
         self.began = progress.step if self.began is None else self.began
+        self.busy = progress.busy
         if further or progress.busy is not None:
             self.sign_at = now
         if further:

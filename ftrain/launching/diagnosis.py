@@ -38,16 +38,21 @@ def find_overdue(accounts: Sequence[Account], now: float, timeout: float) -> lis
 def find_hang(accounts: Sequence[Account], now: float, halted: Collection[int] = ()) -> Failure:
     """The process that the others wait for, when some hang.
 
-    One that is `halted` by a signal is it for certain; else the one with the lowest step or, of several, with the
-    oldest sign of life.
+    One that is `halted` by a signal is it for certain. Else it is one that began something else than a step, such as a
+    hook, and has not ended it; or the one with the lowest step or, of several, with the oldest sign of life.
     """
     suspects = [account for account in accounts if (account.running or account.hung) and not account.done]
     suspects = suspects or [account for account in accounts if account.running or account.hung]
-    behind = min(suspects, key=lambda account: (account.index not in halted, _step(account), account.sign_at))
+    behind = min(
+        suspects,
+        key=lambda account: (account.index not in halted, account.busy is None, _step(account), account.sign_at),
+    )
     others = [account for account in suspects if account is not behind]
     silence = f"no sign of life for {now - behind.sign_at:.1f} s"
     evidence = f"it is stopped by a signal, {silence}" if behind.index in halted else silence
-    if others and behind.index not in halted:
+    if behind.busy is not None and behind.index not in halted:
+        evidence += f", in {behind.busy}"
+    elif others and behind.index not in halted:
         ahead = all(_step(account) > _step(behind) for account in others)
         evidence += ", its step is the lowest" if ahead else ", and of those with the lowest step it is silent longest"
     return Failure(behind.index, "hang", f"process {behind.index} hung {_where(behind)} ({evidence})")

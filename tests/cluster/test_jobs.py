@@ -66,6 +66,7 @@ def test_a_process_that_is_stopped_and_one_that_hangs_are_found(tmp_path):
     assert "process 1 hung at step" in out
     assert "it is stopped by a signal" in out
     assert "process 0 hung at step" in out
+    assert ", in Faults" in out
     assert "in _hang" in out + err, "the stack of the process that hangs"
     assert "done: 60 steps on 2 processes" in out
 
