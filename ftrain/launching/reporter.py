@@ -80,7 +80,7 @@ class Reporter:
             if self.hang_timeout is None:
                 continue
             still = time.monotonic() - self._moved
-            if still > self.hang_timeout:
+            if still > (self.hang_timeout if self._progress is None else 1.2 * self.hang_timeout + 2):  # it knows more
                 self._end(still)
             if time.monotonic() - armed > self.hang_timeout / 4:  # for a hang that does not even let this thread run
                 armed = time.monotonic()
