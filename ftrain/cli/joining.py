@@ -43,13 +43,18 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
             member.job,
             member.index,
             limit=limits["connect_timeout"],
-            heartbeat=limits["hang_timeout"] or float(environ.get(HANG_TIMEOUT, 0)) or 100.0,
+            heartbeat=_heartbeat(limits["hang_timeout"] or float(environ.get(HANG_TIMEOUT, 0)) or None),
             facts=_facts(plan),
         )
     except ClusterError:
         raise
     except (ValueError, OSError) as error:
         raise ConfigError(f"the cluster cannot be joined: {error}") from None
+
+
+def _heartbeat(hang_timeout: float | None) -> float:
+    """Seconds of patience for the runtime, which ends a process without a word: whoever can tell who hangs is first."""
+    return 100.0 if hang_timeout is None else 2 * hang_timeout + 10
 
 
 class StopRequests:
