@@ -20,7 +20,7 @@ from ftrain.checkpoints.files import list_files
 from ftrain.checkpoints.layout import leaf_specs, open_leaves
 from ftrain.checkpoints.manifest import MARK, File, Leaf, Manifest, place_of
 from ftrain.checkpoints.snapshot import Held, as_saved
-from ftrain.checkpoints.together import gather, tell_failure, wait_until_gone
+from ftrain.checkpoints.together import gather, limit_for, tell_failure, wait_until_gone
 from ftrain.formats.whole_files import sync
 from ftrain.tree import Tree, named_leaves
 
@@ -91,7 +91,7 @@ def write(order: Order) -> list[str]:
         _check_written(order.staged, leaves)
         _manifest(order, leaves, suspicious).write(order.staged)
         _put_in_place(order, f"{order.step}{SUSPECT if suspicious else ''}")
-    wait_until_gone(order.staged)
+    wait_until_gone(order.staged, limit_for(leaves))
     names = (f"{order.step}{SUSPECT}", f"{order.step}")
     if not any((order.directory / name).exists() for name in names):
         raise SaveError("process 0 could not finish it")

@@ -36,7 +36,9 @@ def launch(
     inject: Annotated[
         str | None, typer.Option(help='Faults to survive, such as "kill rank=1 step=40; freeze rank=2 step=60".')
     ] = None,
-    gpus_each: Annotated[int | None, typer.Option(min=1, help="How many GPUs each process sees.")] = None,
+    gpus_each: Annotated[
+        int | None, typer.Option(min=1, help="How many GPUs each process sees; if there are enough, its share.")
+    ] = None,
     host: Annotated[str, typer.Option(help="The address of this machine that the processes meet at.")] = "127.0.0.1",
 ) -> None:
     """Train on several processes of this machine, and start them again when one fails or hangs.
@@ -44,6 +46,7 @@ def launch(
     Options stand before CONFIG. Ctrl-C has the processes save and stop, twice ends them at once.
     """
     from ftrain.launching import Job, supervise
+    from ftrain.launching.gpus import share_of_gpus
 
     count = _check_processes(processes, processes_after_failure)
     if not 0 < hang_timeout < math.inf:
@@ -57,7 +60,7 @@ def launch(
         max_restarts=max_restarts,
         hang_timeout=hang_timeout,
         inject=inject,
-        gpus_each=gpus_each,
+        gpus_each=gpus_each or share_of_gpus(count),
         host=host,
     )
     screen = _open_screen()

@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftrain.cluster.addresses import Address
 from ftrain.cluster.switchboard import Message, keep_alive
 
 _RETRY = 0.05  # seconds between two tries to connect
 _TRY = 5.0  # seconds that one try may take
+_AGAIN = 0.5  # seconds until one that was not let in tries it again
+_STRANGER = "who listens there does not answer as a process of ftrain does"
 
 
 class ClusterError(RuntimeError):
@@ -36,10 +38,11 @@ class Line:
         self._changed = threading.Condition()
         self._answers: dict[str, Message] = {}
         self._hung_up = self._lost = False
-        self._socket = _connect(address, index, limit)
-        self._reader = self._socket.makefile("rb")
-        self.send({"hello": index, "count": count})
-        self._check_welcome(address, limit)
+        deadline = time.monotonic() + limit
+        while (refusal := self._come_in(address, count, limit, deadline)) is not None:
+            if not refusal.may_try_again or time.monotonic() >= deadline:
+                raise ClusterError(f"process {index} was not let in at {address}: {refusal.reason}")
+            time.sleep(_AGAIN)
         threading.Thread(target=self._read, name="ftrain-line", daemon=True).start()
 
     def send(self, message: Message) -> None:
@@ -77,18 +80,24 @@ class Line:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _check_welcome(self, address: Address, limit: float) -> None:
-        self._socket.settimeout(limit)
+    def _come_in(self, address: Address, count: int, limit: float, deadline: float) -> "_Refusal | None":
+        """Connect, and say who this is."""
+        self._socket = _connect(address, self._index, limit, deadline)
+        self._reader = self._socket.makefile("rb")
+        self.send({"hello": self._index, "count": count})
+        self._socket.settimeout(max(_RETRY, deadline - time.monotonic()))
         try:
-            answer = json.loads(self._reader.readline() or b"{}")
+            # an end without a word is that of a job that has just ended, whose address the next one will take
+            answer = json.loads(self._reader.readline() or b'{"may_try_again": true}')
         except (OSError, ValueError):
-            answer = {}
+            answer = None
+        answer = answer if isinstance(answer, dict) else {}
         self._socket.settimeout(None)
-        if "welcome" not in answer:
-            self._reader.close()
-            self._socket.close()
-            reason = answer.get("refused", "who listens there does not answer as a process of ftrain does")
-            raise ClusterError(f"process {self._index} was not let in at {address}: {reason}")
+        if "welcome" in answer:
+            return None
+        self._reader.close()
+        self._socket.close()
+        return _Refusal(answer.get("refused", _STRANGER), answer.get("may_try_again", False))
 
     def _read(self) -> None:
         try:
@@ -115,8 +124,12 @@ class Line:
             self._listen({"lost": 0})
 
 
-def _connect(address: Address, index: int, limit: float) -> socket.socket:
-    deadline = time.monotonic() + limit
+class _Refusal(NamedTuple):
+    reason: str
+    may_try_again: bool
+
+
+def _connect(address: Address, index: int, limit: float, deadline: float) -> socket.socket:
     while True:
         try:
             left = max(_RETRY, deadline - time.monotonic())

@@ -25,6 +25,7 @@ class Switchboard:
         self._count = count
         self._members: dict[int, asyncio.StreamWriter] = {}
         self._left: set[int] = set()
+        self._have_met = False  # all of them: from then on none can be replaced
         self._gathering: dict[str, _Gathering] = {}
         self._proposals: list[Message] = []
         self._ballot: _Ballot | None = None
@@ -66,28 +67,36 @@ class Switchboard:
             while index is not None and (line := await reader.readline()):
                 self._take(index, json.loads(line))
         if index is not None and index not in self._left:
-            self._left.add(index)
-            self._members.pop(index, None)
-            self._tell_all({"lost": index})
+            self._lose(index)
         with suppress(OSError):
             writer.close()
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
         """Its number, once a process has said who it is; nothing is kept of anyone else."""
         hello = json.loads(await asyncio.wait_for(reader.readline(), 10))
-        index, refusal = hello["hello"], None
+        index, refusal, may_try_again = hello["hello"], None, False
         if hello["count"] != self._count:
             refusal = f"it says that the job has {hello['count']} processes, and process 0 says {self._count}"
         elif type(index) is not int or not 0 <= index < self._count:
             refusal = f"there is no process {index} in a job of {self._count}"
         elif index in self._members or index in self._left:
             refusal = f"process {index} is here already, or has been; a job is started again as a whole"
+            may_try_again = True  # if that was its forerunner, this whole job is about to end, and the next to begin
         if refusal is not None:
-            _send(writer, {"refused": refusal})
+            _send(writer, {"refused": refusal, "may_try_again": may_try_again})
             return None
         self._members[index] = writer
         _send(writer, {"welcome": index})
         return index
+
+    def _lose(self, index: int) -> None:
+        """A process is gone; as long as they have not met, another may come in its place."""
+        self._members.pop(index, None)
+        if self._have_met:
+            self._left.add(index)
+            self._tell_all({"lost": index})
+        for gathering in self._gathering.values():
+            gathering.values.pop(index, None)
 
     def _take(self, index: int, message: Message) -> None:
         if "gather" in message:
@@ -116,6 +125,7 @@ class Switchboard:
             if gathering.timer is not None:
                 gathering.timer.cancel()
             del self._gathering[name]
+            self._have_met = True
             self._tell_all({"gathered": name, "values": [gathering.values[each] for each in range(self._count)]})
 
     def _give_up(self, name: str, limit: float) -> None:

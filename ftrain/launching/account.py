@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from ftrain.launching.contract import HANG, HUNG, PEER_FAILED, Done, Failed, Message, Progress, Saved, Stopped
+from ftrain.launching.contract import HANG, HUNG, PEER_FAILED, Done, Failed, Message, Progress, Stopped
 
 _SHELL_SIGNAL = 128  # a shell in between turns a signal into an exit code above this
 
@@ -19,7 +19,6 @@ class Account:
     busy: str | None = None  # what it was at, by its newest message, if not at a step
     steps: int | None = None
     loss: float | None = None
-    saved: int | None = None
     failed: Failed | None = None
     stopped: str | None = None
     done: bool = False
@@ -31,8 +30,6 @@ class Account:
         match message:
             case Progress():
                 self._advance(message, now)
-            case Saved(step):
-                self.saved = step
             case Failed():
                 self.failed = self.failed or message
                 self.ended_at = now if self.ended_at is None else self.ended_at

@@ -38,13 +38,6 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint of this step was committed."""
-
-    step: int
-
-
-@dataclass(frozen=True)
 class Failed:
     """Why the process is about to end: for a reason of its own, or because another process did."""
 
@@ -68,7 +61,7 @@ class Done:
     step: int
 
 
-Message = Progress | Saved | Failed | Stopped | Done
+Message = Progress | Failed | Stopped | Done
 
 
 def encode(message: Message) -> bytes:
@@ -116,8 +109,6 @@ def _fields(message: Message) -> dict[str, Any]:
         case Progress(step, steps, loss, busy):
             fields = {"step": step, "steps": steps, "loss": loss, "busy": busy and busy[:_WORD_LIMIT]}
             return {name: value for name, value in fields.items() if value is not None}
-        case Saved(step):
-            return {"saved": step}
         case Failed(kind, text, retry, because):
             reason = {"retry": retry} if because is None else {"because": because}
             return {"failed": kind[:_WORD_LIMIT], "message": text, **reason}
@@ -130,15 +121,13 @@ def _fields(message: Message) -> dict[str, Any]:
 def _message(fields: Mapping[str, Any]) -> Message | None:
     step, because = _count(fields.get("step")), _count(fields.get("because"))
     kind, busy, signal = (_text(fields.get(name)) for name in ("failed", "busy", "stopped"))
-    saved, done = _count(fields.get("saved")), _count(fields.get("done"))
+    done = _count(fields.get("done"))
     if kind is not None or because is not None:
         return Failed(kind or "", _text(fields.get("message")) or "", fields.get("retry") is not False, because)
     if signal is not None:
         return Stopped(signal)
     if done is not None:
         return Done(done)
-    if saved is not None:
-        return Saved(saved)
     if step is not None or busy is not None:
         return Progress(step, _count(fields.get("steps")), _number(fields.get("loss")), busy)
     return None

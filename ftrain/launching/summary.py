@@ -14,14 +14,19 @@ class Setback:
     story: str
     noticed_at: float
     restarted: bool = False
-    resumed_from: int | None = None  # the newest checkpoint, or the first step that was told if that is lower
+    resumed_from: int | None = None  # the first step that was told
     seconds: float | None = None  # from the moment it was noticed to the first new step
 
     def describe(self) -> str:
         if not self.restarted:
             return f"{self.when}: {self.story}"
         went_on = "but reached no new step" if self.seconds is None else f"restarted in {self.seconds:.1f} s"
-        return f"{self.when}: {self.story}; went on{describe_origin(self.resumed_from)}, {went_on}"
+        return f"{self.when}: {self.story}; went on{self._origin()}, {went_on}"
+
+    def _origin(self) -> str:
+        if self.resumed_from is None:
+            return ""
+        return f" from step {self.resumed_from:,}" if self.resumed_from else " from the start"
 
 
 @dataclass
@@ -29,7 +34,6 @@ class History:
     """A job over all of its attempts."""
 
     setbacks: list[Setback] = field(default_factory=list)
-    saved: int | None = None  # the newest checkpoint
     step: int | None = None  # the furthest of the newest attempt
     steps: int | None = None
     loss: float | None = None
@@ -43,7 +47,6 @@ class History:
         leader = max(accounts, key=lambda account: -1 if account.step is None else account.step)
         self.step, self.loss = leader.step, leader.loss
         self.steps = leader.steps if leader.steps is not None else self.steps
-        self.saved = next((account.saved for account in accounts if account.saved is not None), self.saved)
         if self.setbacks and self.setbacks[-1].seconds is None:
             self._look_for_new_step(self.setbacks[-1], accounts, now)
 
@@ -87,13 +90,6 @@ class History:
         setback.resumed_from = min(told) if setback.resumed_from is None else min(*told, setback.resumed_from)
         if any(account.step is not None and account.step > setback.resumed_from for account in accounts):
             setback.seconds = now - setback.noticed_at
-
-
-def describe_origin(step: int | None) -> str:
-    """Where an attempt begins, if that is known."""
-    if step is None:
-        return ""
-    return f" from step {step:,}" if step else " from the start"
 
 
 def count(number: int, thing: str) -> str:

@@ -15,7 +15,7 @@ from ftrain.launching.policy import GiveUp, RestartPolicy
 from ftrain.launching.ports import free_addresses
 from ftrain.launching.screen import Screen
 from ftrain.launching.signals import StopRequests, open_mailbox
-from ftrain.launching.summary import History, Setback, describe_origin
+from ftrain.launching.summary import History, Setback
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class _Supervisor:
 
     def _restart(self, setback: Setback, delay: float) -> Ending | None:
         """Tell it, and let some time pass; None if the next attempt may begin then."""
-        setback.restarted, setback.resumed_from = True, self.history.saved
+        setback.restarted = True
         self._processes = self._job.processes_after_failure or self._job.processes
         size = f" with {self._processes}" if self._processes != self._job.processes else ""
         number = f"restart {self._policy.restarts} of {self._job.max_restarts}"
         later = f" in {delay:g} s" if delay else ""
-        self._screen.say(f"{setback.story}; {number}{size}{describe_origin(self.history.saved)}{later}")
+        self._screen.say(f"{setback.story}; {number}{size}{later}")
         self._screen.set_status("restarting")
         self._wait(delay)
         asked = self._requests.asked

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,8 +23,8 @@ def meeting():
     address = parse_address(free_addresses(1)[0])
     switchboard, lines = Switchboard(address, 3), []
 
-    def come(index: int, listen=lambda message: None, count: int = 3) -> Line:
-        lines.append(Line(address, index, count, 5.0, listen))
+    def come(index: int, listen=lambda message: None, count: int = 3, limit: float = 5.0) -> Line:
+        lines.append(Line(address, index, count, limit, listen))
         return lines[-1]
 
     yield come
@@ -81,9 +82,10 @@ def test_who_is_gone_is_told(meeting):
         told.append(message)
         heard.set()
 
-    meeting(0, hear)
-    gone = meeting(1)
-    gone._socket.shutdown(socket.SHUT_RDWR)
+    lines = [meeting(0, hear), meeting(1), meeting(2)]
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda line: line.gather("the start", None, 5.0), lines))
+    lines[1]._socket.shutdown(socket.SHUT_RDWR)
     assert heard.wait(10)
     assert told == [{"lost": 1}]
 
@@ -99,7 +101,33 @@ def test_who_is_gone_is_told(meeting):
 def test_who_does_not_belong_is_refused(meeting, index, count, reason):
     meeting(1)
     with pytest.raises(ClusterError, match=reason):
-        meeting(index, count=count)
+        meeting(index, count=count, limit=1.0)
+
+
+def test_until_all_have_met_another_may_come_for_one_that_is_gone(meeting):
+    early = meeting(1)
+    early.send({"gather": "the start", "value": "of the one that is gone", "limit": 5.0})
+    early._socket.shutdown(socket.SHUT_RDWR)
+    lines = [meeting(0), meeting(1), meeting(2)]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda line: line.gather("the start", 5, 5.0), lines)) == [[5, 5, 5]] * 3
+
+
+def test_who_comes_again_is_let_in_by_the_next_job():
+    address = parse_address(free_addresses(1)[0])
+    old = Switchboard(address, 1)
+    forerunner = Line(address, 0, 1, 5.0, lambda message: None)
+    assert forerunner.gather("the start", 1, 5.0) == [1]
+    with ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(Line, address, 0, 1, 20.0, lambda message: None)
+        time.sleep(0.2)
+        forerunner.hang_up()
+        old.close()
+        new = Switchboard(address, 1)
+        line = coming.result(20)
+    assert line.gather("the start", 2, 5.0) == [2]
+    line.hang_up()
+    new.close()
 
 
 @pytest.mark.parametrize(

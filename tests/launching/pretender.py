@@ -82,7 +82,6 @@ class Pretender:
             beside = self.saved.with_name("saving")
             beside.write_text(f"{self.step}")
             beside.replace(self.saved)
-            self.tell(saved=self.step)
 
     def misbehave(self) -> None:
         for fault in self.faults:

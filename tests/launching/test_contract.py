@@ -5,7 +5,7 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftrain.launching import Done, Failed, Progress, Saved, Stopped, decode, encode
+from ftrain.launching import Done, Failed, Progress, Stopped, decode, encode
 from ftrain.launching.contract import LINE_LIMIT, VARIABLES, environment
 
 STEP = st.integers(0, 2**63)
@@ -14,13 +14,13 @@ ANY_TEXT = st.text(st.characters(codec=None), max_size=6000)  # lone surrogates 
 BUSY = st.builds(Progress, st.none() | STEP, st.none() | STEP, st.none() | st.floats(allow_nan=False), WORD)
 STEPPING = st.builds(Progress, STEP, st.none() | STEP, st.none() | st.floats(allow_nan=False))
 FAILED = st.builds(Failed, WORD, WORD, st.booleans()) | st.builds(Failed, WORD, WORD, st.just(True), STEP)
-MESSAGES = BUSY | STEPPING | FAILED | st.builds(Saved, STEP) | st.builds(Stopped, WORD) | st.builds(Done, STEP)
+MESSAGES = BUSY | STEPPING | FAILED | st.builds(Stopped, WORD) | st.builds(Done, STEP)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-NAMES = ["step", "steps", "loss", "busy", "saved", "failed", "message", "retry", "because", "stopped", "done"]
+NAMES = ["step", "steps", "loss", "busy", "failed", "message", "retry", "because", "stopped", "done"]
 
 
 @given(MESSAGES)
@@ -31,7 +31,6 @@ def test_what_is_told_is_heard(message):
 def test_the_forms_of_the_contract():
     assert decode(b'{"step": 120, "steps": 2000, "loss": 0.123}') == Progress(120, 2000, 0.123)
     assert decode(b'{"busy": "compiling"}') == Progress(busy="compiling")
-    assert decode(b'{"saved": 100}') == Saved(100)
     assert decode(b'{"failed": "NotFiniteError", "message": "m", "retry": false}') == Failed(
         "NotFiniteError", "m", False
     )
@@ -69,7 +68,7 @@ def test_a_line_is_never_too_long_for_a_pipe(kind, text, form):
 @example(b'{"step": 1e5}')
 def test_no_line_can_do_harm(line):
     message = decode(line)
-    assert message is None or isinstance(message, Progress | Saved | Failed | Stopped | Done)
+    assert message is None or isinstance(message, Progress | Failed | Stopped | Done)
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), JSON))
@@ -78,7 +77,7 @@ def test_no_value_can_do_harm(fields):
     if isinstance(message, Progress):
         assert message.step is None or (type(message.step) is int and message.step >= 0)
         assert message.loss is None or type(message.loss) is float
-    if isinstance(message, Saved | Done):
+    if isinstance(message, Done):
         assert type(message.step) is int
         assert message.step >= 0
 

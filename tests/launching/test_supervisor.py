@@ -38,7 +38,7 @@ def test_one_is_killed_and_all_go_on_from_the_last_save(tmp_path):
     result = run(tmp_path, "deed=show_environment", n=3, options=["--inject", "kill rank=1 step=8"])
     assert result.code == 0
     told, summary, outcome = result.own
-    assert told == "process 1 was killed by SIGKILL at step 7; restart 1 of 10 from step 5"
+    assert told == "process 1 was killed by SIGKILL at step 7; restart 1 of 10"
     when, what = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "process 1 was killed by SIGKILL at step 7"
     assert re.fullmatch(rf"{when}: {what}; went on from step 5, restarted in \d+\.\d s", summary)
     assert outcome.startswith("done: 20 steps on 3 processes")
@@ -66,7 +66,7 @@ def test_fewer_after_a_failure(tmp_path):
     options = ["--inject", "exit rank=0 step=8 code=3", "--processes-after-failure", "1"]
     result = run(tmp_path, n=3, options=options)
     assert result.code == 0
-    assert result.own[0] == "process 0 failed at step 7 with exit code 3; restart 1 of 10 with 1 from step 5"
+    assert result.own[0] == "process 0 failed at step 7 with exit code 3; restart 1 of 10 with 1"
     assert result.own[-1].startswith("done: 20 steps on 1 process in")
 
 
