@@ -18,7 +18,6 @@ from ftrain.hooks import (
     LogFile,
     Logging,
     ProgressBar,
-    ProgressReport,
     StepCounter,
     StopAtStep,
     StopOnNaN,
@@ -76,7 +75,7 @@ class Run(Loop):
         if reporter.is_supervised:
             index = 0 if company is None else company.index
             reporter.log = None if directory is None else Path(directory) / LOGS / f"process_{index}.log"
-            hooks.append(ProgressReport(reporter, lambda: self.timing.doing, steps))
+            reporter.steps = steps
         super().__init__(
             step,
             state,

@@ -161,7 +161,6 @@ ROOMS = {
         "NotFiniteError",
         "Profiler",
         "ProgressBar",
-        "ProgressReport",
         "SaveListener",
         "StepCounter",
         "StopAtStep",

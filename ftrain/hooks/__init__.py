@@ -9,7 +9,6 @@ from ftrain.hooks.evaluating import Evaluator
 from ftrain.hooks.faults import Faults
 from ftrain.hooks.ledger import Ledger
 from ftrain.hooks.profiling import Profiler
-from ftrain.hooks.reporting import ProgressReport
 from ftrain.hooks.saving import CheckpointSaver, SaveListener
 from ftrain.hooks.stopping import NotFiniteError, StopAtStep, StopOnNaN, StopWhen
 from ftrain.hooks.waiting import WaitForStep
@@ -30,7 +29,6 @@ __all__ = [
     "NotFiniteError",
     "Profiler",
     "ProgressBar",
-    "ProgressReport",
     "SaveListener",
     "StepCounter",
     "StopAtStep",

@@ -15,6 +15,8 @@ WATCHED = ("loss", "gradient_norm")  # what StopOnNaN looks at, if it is there
 class NotFiniteError(RuntimeError):
     """A metric became NaN or infinite at `step`."""
 
+    comes_again = True  # if the steps before it are taken again: a job that is started anew would only repeat it
+
     def __init__(self, message: str, step: int):
         super().__init__(message)
         self.step = step

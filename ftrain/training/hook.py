@@ -196,6 +196,17 @@ class Hook:
         """Once, always, even after an exception: let go of threads and files."""
 
 
+def check_hooks(hooks: Sequence[Any]) -> None:
+    """That they are hooks, and that each says when it is due."""
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise TypeError(f"hooks must be instances of ftrain.Hook, got {hook!r}")
+        if not isinstance(hook.when, Trigger):
+            raise TypeError(
+                f"{type(hook).__name__}.when must be a trigger, such as every(steps=100), got {hook.when!r}"
+            )
+
+
 def feed_batch(hooks: Sequence[Hook], report: Report, batch: Batch) -> Batch:
     """The batch with what hooks put into it."""
     fed: dict[str, Any] = {}

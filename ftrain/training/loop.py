@@ -5,37 +5,39 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ftrain.cluster import ClusterError, Company, PeerLostError, Sharding
+from ftrain.cluster import Company, PeerLostError, Sharding
 from ftrain.coordination import Coordinator, call_all
 from ftrain.data import Piece, Pipeline
 from ftrain.data.shapes import ShapeWatch
 from ftrain.training.agenda import Agenda
+from ftrain.training.audience import Audience
 from ftrain.training.compilation import use_compilation_cache
 from ftrain.training.flight import Call, Flight
 from ftrain.training.fusing import Fuse, Fuser, Taken
-from ftrain.training.hook import DATA_ENDED, Hook, Report, Value, feed_batch
+from ftrain.training.hook import DATA_ENDED, Hook, Report, check_hooks, feed_batch
 from ftrain.training.intake import FINISHED, Intake
+from ftrain.training.lookback import Lookback, Origin
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
 from ftrain.training.parallel import Parallel, spread
 from ftrain.training.program import Program
 from ftrain.training.recovery import Recoveries
-from ftrain.training.replay import Past, ReplayError, forward
+from ftrain.training.replay import Past
+from ftrain.training.reporting import with_progress
 from ftrain.training.scaffold import Scaffold
-from ftrain.training.state import Initial, TrainState, place
+from ftrain.training.state import TrainState
 from ftrain.training.step import Step
+from ftrain.training.stopping import Stopping
 from ftrain.training.timing import Timing, clock
 from ftrain.training.together import Together, check_shards
-from ftrain.training.trigger import Trigger
 
 
 class Loop:
@@ -95,41 +97,37 @@ class Loop:
             fuse = 1
         if straggler_timeout and parallel == "jit":
             raise ValueError('straggler_timeout needs parallel="shard_map": replicas that can be left out')
+        check_hooks(hooks)
         is_chief = company is None or company.is_chief
-        self.hooks = [hook for hook in hooks if is_chief or not (isinstance(hook, Hook) and hook.chief_only)]
-        for hook in self.hooks:
-            if not isinstance(hook, Hook):
-                raise TypeError(f"hooks must be instances of ftrain.Hook, got {hook!r}")
-            if not isinstance(hook.when, Trigger):
-                raise TypeError(
-                    f"{type(hook).__name__}.when must be a trigger, such as every(steps=100), got {hook.when!r}"
-                )
-        self.stop_reason: str | None = None
-        self.interrupted = False
+        self.timing = Timing()
+        self.hooks = with_progress([hook for hook in hooks if is_chief or not hook.chief_only], self.timing)
         self.start_step = 0  # the step that this loop went on from
         self.coordinator = Coordinator()
-        self.timing = Timing()
-        self._initial, self._data, self._mesh, self._fuse, self._clock = state, data, mesh, fuse, clock
-        self._scaffold, self._sharding = scaffold or Scaffold(), sharding
+        self._data, self._fuse, self._clock = data, fuse, clock
+        self._stopping = Stopping(self.coordinator, self._together)
+        self._audience = Audience(self, self.hooks, self.timing)
         self._recoveries = Recoveries(recoveries)
-        self._step, self._program = step, Program(step, mesh, parallel)
-        self._parallel: Parallel = parallel
+        self._program = Program(step, mesh, parallel)
         self._fuser = Fuser(fuse, self._program)
         self._intake = Intake(
-            data, self._program.put, self.hooks, self._together, straggler_timeout, stop=self._need_no_data
+            data,
+            self._program.put,
+            self.hooks,
+            self._together,
+            straggler_timeout,
+            stop=lambda: self._stopping.is_coming(self._count),
         )
+        self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
         self._fed_shapes = ShapeWatch()
+        self._origin = Origin(state, scaffold or Scaffold(), self.hooks, mesh, sharding)
+        take, is_alone = spread(step, mesh, parallel), self._together is None
+        self._lookback = Lookback(take, self._program, data, self._origin, self._feeders, is_alone)
         self._state: TrainState | None = None
         self._count = 0
         self._metrics = Metrics(0, 0)  # of the newest call
         self._flight = Flight(self._tell, self.timing)
         self._agenda = Agenda(self.hooks)
-        self._watchers = [hook for hook in self.hooks if type(hook).watch is not Hook.watch]
-        self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
-        self._thread: int | None = None  # the one that entered
-        self._told_to_stop = False
         self._suspect: int | None = None  # the step that is being dispatched
-        self._telling: Hook | None = None  # the hook that is being told of a step
 
     @property
     def state(self) -> TrainState:
@@ -143,45 +141,41 @@ class Loop:
         """The number of the newest step, those before a restart included."""
         return self._count
 
+    @property
+    def stop_reason(self) -> str | None:
+        """Why it ends, once that is known."""
+        return self._stopping.reason
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it ends early, and soon."""
+        return self._stopping.interrupted
+
     def report(self) -> Report:
         """What hooks are told after the newest step; reading its metrics waits for the device."""
-        return self._report(self._metrics, due=[])
+        return self._audience.report(self._metrics, self._state)
 
     def should_stop(self) -> bool:
-        if self.coordinator.should_stop():
-            self.request_stop("a thread asked to")
-        self._hear_of_stop()
-        self._told_to_stop = self.stop_reason is not None
-        return self._told_to_stop
+        return self._stopping.is_due(self._count)
 
     def request_stop(self, reason: str = "asked to") -> None:
         """End the loop before its next step, or, with other processes, as soon as they can too.
 
         The first reason given is kept.
         """
-        if self._together is not None:
-            self._together.ask_to_stop(reason)
-            return
-        self.stop_reason = self.stop_reason or reason
-        if threading.get_ident() == self._thread:  # another thread's request may come just before a step
-            self._told_to_stop = True
+        self._stopping.ask(reason)
 
     def interrupt(self, reason: str) -> None:
         """End the loop soon: hooks save what they must at the end, and leave out what takes long."""
-        if self._together is not None:
-            return self._together.ask_to_stop(reason, interrupted=True)
-        self.interrupted = True
-        return self.request_stop(reason)
+        self._stopping.ask(reason, interrupted=True)
 
     def notice(self, text: str) -> None:
         """Tell something to whoever follows the run."""
-        for hook in self.hooks:
-            hook.notice(text)
+        self._audience.notice(text)
 
     def flush(self) -> None:
         """Have all hooks write out what still waits to be written."""
-        for hook in self.hooks:
-            hook.flush()
+        self._audience.flush()
 
     def flops(self) -> float | None:
         """Floating-point operations of one step as compiled, if the compiler tells."""
@@ -189,13 +183,10 @@ class Loop:
 
     def past(self, step: int) -> Past:
         """An earlier step, to be looked at again."""
-        return Past(
+        return self._lookback.past(
             step,
-            take=spread(self._step, self._mesh, self._parallel),
-            batch=functools.partial(self._batch_of, step),
-            start=self._starting_state if self._together is None else _cannot_be_had,
-            state=functools.partial(self._state_before, step) if self._together is None else _cannot_be_had,
-            identity=self._data.identity(step - 1) if isinstance(self._data, Pipeline) else {},
+            batch=functools.partial(self._batch_at_hand, step),
+            state=lambda: self._state if step == self._count + 1 else None,
         )
 
     def step(self) -> None:
@@ -209,9 +200,9 @@ class Loop:
             self._guarded(self._explore)
 
     def __enter__(self) -> Self:
-        if self._thread is not None:
+        if self._stopping.thread is not None:
             raise RuntimeError(f"a {type(self).__name__} can be entered once; make another to go on")
-        self._thread = threading.get_ident()
+        self._stopping.thread = threading.get_ident()
         try:
             with self.timing.measure("starting"):
                 self._guarded(self._begin, again=False)
@@ -238,16 +229,15 @@ class Loop:
 
     def _guarded(self, take: Callable[[], None], *, again: bool = True) -> None:
         """Call `take`; after an error that can be retried, begin anew and, if it is to be called `again`, do so."""
-        if again and self._told_to_stop:
-            self.coordinator.raise_requested_exception()
-            raise RuntimeError(f"the run has been stopped: {self.stop_reason}")
+        if again:
+            self._stopping.check()
         while True:
             try:
                 return take()
             except FINISHED:
                 if not again:
                     raise
-                return self._end_data()
+                return self._stopping.end_data(self._count)
             except Exception as error:
                 if self._together is not None and (cause := self._together.company.explain(error)) is not error:
                     raise cause from None
@@ -266,9 +256,9 @@ class Loop:
         """Start from the newest checkpoint, or from the beginning; also `after` an error."""
         before, self._suspect = self._count, None
         self._flight.clear()
-        if after is not None and self._told_to_stop:  # a hook's stop, at a step that is taken again: it will ask again
-            self.stop_reason, self._told_to_stop = None, False
-        self._state = self._starting_state()
+        if after is not None:
+            self._stopping.revoke()
+        self._state = self._origin.state()
         self._count = int(self._state.step)
         if after is None:
             self.start_step = self._count
@@ -306,26 +296,8 @@ class Loop:
         self.timing.data += clock() - started
         if self._together is not None and not self._together.go_on(self._count):
             self._intake.give_back([piece])
-            return self._hear_of_stop()
+            return self._stopping.hear(self._count)
         return self._dispatch(piece)
-
-    def _need_no_data(self) -> bool:
-        """In a thread, while it waits for data: whether the run ends anyway."""
-        is_over = self._together is not None and self._together.is_over(self._count)
-        return self.interrupted or is_over or self.coordinator.should_stop()
-
-    def _end_data(self) -> None:
-        self.request_stop(DATA_ENDED)
-        if self._together is not None and not self._together.is_over(self._count, wait=True):
-            raise ClusterError(
-                f"the data of process {self._together.company.index} end after step {self._count}, and others have "
-                "begun a later one; all processes need the same number of batches"
-            )
-
-    def _hear_of_stop(self) -> None:
-        """What the processes have decided, once this one has come to the last step."""
-        if self._together is not None and self._together.is_over(self._count, wait=True):
-            self.interrupted, self.stop_reason = self._together.interrupted, self._together.reason
 
     def _dispatch(self, piece: Piece) -> None:
         if self._feeders:
@@ -356,28 +328,9 @@ class Loop:
 
     def _tell(self, call: Call) -> None:
         """Tell the hooks of a call that is finished."""
-        for hook in self._watchers:
-            self._watch(hook, call.metrics)
+        self._audience.tell(call, self._state)
         if call.due:
-            waiting = list(call.due)
-            report = self._report(call.metrics, waiting, call.piece.examples)
-            for hook in call.due:
-                self._telling = waiting.pop(0)
-                with self.timing.measure(type(hook).__name__):
-                    hook.after_step(report)
             self._agenda.look_ahead(self._count)  # they may have changed their triggers
-
-    def _watch(self, hook: Hook, metrics: Metrics) -> None:
-        started = clock()
-        reason = hook.watch(metrics)
-        self.timing.add(type(hook).__name__, clock() - started)
-        self._stop_for(reason)
-
-    def _stop_for(self, reason: str | None) -> None:
-        """Stop for the reason that a hook answered with, if it did."""
-        if reason is not None:
-            self.notice(f"stopping: {reason}")
-            self.request_stop(reason)
 
     def _explore(self) -> None:
         """Find out whether fused steps are faster, if it is time to."""
@@ -412,70 +365,27 @@ class Loop:
         return Taken(self.state, np.concatenate([each.table() for each in metrics] or [np.zeros(0)]), seconds)
 
     def _end(self) -> None:
-        if self._together is not None:  # whoever left before the others has to go on to where they are
-            self.request_stop("the loop was left")
-            while not self._together.is_over(self._count, wait=True):
-                self._take(1)
-            self._hear_of_stop()
-            self._intake.end(self._count)
+        self._stopping.catch_up(lambda: self._count, lambda: self._take(1))
+        self._intake.end(self._count)
         while True:
             try:
                 self._flight.settle()
                 break
             except FINISHED:  # the run is ending anyway: go on with what is left
                 continue
-        self._telling = None
-        report = self._report(self._metrics, due=self.hooks)
+        self._audience.tell_end(self._metrics, self._state)
 
-        def end(hook: Hook) -> None:
-            with self.timing.measure(type(hook).__name__):
-                hook.end(report)
-
-        call_all([functools.partial(end, hook) for hook in self.hooks])
-
-    def _report(self, metrics: Metrics, due: Sequence[Hook], examples: int = 0) -> Report:
-        step = metrics.last
-
-        def publish(values: Mapping[str, Value]) -> None:
-            for hook in self.hooks:
-                if hook not in due and hook is not self._telling:
-                    self._stop_for(hook.receive(step, values))
-
-        has_state = not due or any(hook.needs_state for hook in due)
-        state = self._state if has_state else None
-        return Report(self, step, state, metrics, examples=examples, publish=publish)
-
-    def _batch_of(self, step: int) -> Batch:
-        """The batch that a step was given."""
-        batch = self._flight.batch_of(step) if self._together is None else None
-        if batch is not None:
-            return batch
-        if step == self._count + 1 and self._suspect == step and self._together is None:
+    def _batch_at_hand(self, step: int) -> Batch | None:
+        """The batch that a step was given, if it is still here."""
+        if step == self._suspect:
             return self._piece.split()[0].batch
-        if isinstance(self._data, Pipeline):
-            return self._data.batch(step - 1)
-        raise ReplayError(f"the batch of step {step} is gone, and the data cannot be asked for it")
+        return self._flight.batch_of(step)
 
-    def _tell_failure(self, hook: Hook, error: Exception) -> None:
+    def _tell_failure(self, error: Exception) -> None:
         step = getattr(error, "step", None)
         if not isinstance(step, int):  # it is not one that names its step
             step = self._suspect or self._flight.suspect
-        hook.failed(error, None if step is None else self.past(step))
-
-    def _state_before(self, step: int) -> TrainState:
-        if step == self._count + 1 and _is_alive(self.state):
-            return jax.tree.map(jnp.copy, self.state)
-        state = self._starting_state()
-        if self._feeders and int(state.step) < step - 1:
-            raise ReplayError("steps cannot be taken again, because hooks change their batches")
-        return forward(self._program, state, self._data, step)
-
-    def _starting_state(self) -> TrainState:
-        initial = functools.partial(place, self._initial, self._mesh, self._sharding)
-        is_new = isinstance(self._initial, Initial)
-        like = self._initial.like() if isinstance(self._initial, Initial) else None
-        state = place(self._scaffold.prepare(initial, self.hooks, like), self._mesh, self._sharding)
-        return state if is_new else jax.jit(_copy)(state)  # what it was made of stays whole
+        self._audience.tell_failure(error, None if step is None else self.past(step))
 
     def _close(self, error: BaseException | None) -> None:
         """Close all that is open. What fails in it never hides the error that ended the run."""
@@ -483,7 +393,7 @@ class Loop:
             self._together.company.fail(error)  # first, because others may wait for this process, and it for them
         closing: list[Callable[[], None]] = [self._intake.close]
         if isinstance(error, Exception) and not isinstance(error, PeerLostError) and self._state is not None:
-            closing += [functools.partial(self._tell_failure, hook, error) for hook in self.hooks]
+            closing.append(functools.partial(self._tell_failure, error))
         closing += [*(hook.close for hook in reversed(self.hooks)), self._fuser.close]
         try:
             call_all([*closing, self.coordinator.request_stop, self.coordinator.join])
@@ -492,15 +402,3 @@ class Loop:
                 raise
             if failure is not error:
                 error.add_note(f"closing failed too: {failure!r}")
-
-
-def _copy(state: TrainState) -> TrainState:
-    return jax.tree.map(jnp.copy, state)
-
-
-def _cannot_be_had() -> TrainState:
-    raise ReplayError("an earlier state is not computed again where several processes would have to do it together")
-
-
-def _is_alive(state: TrainState) -> bool:
-    return not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -23,3 +23,12 @@ def test_a_pipeline_that_is_not_for_this_process_is_refused(tmp_path):
     done = run("launch", "-n", "2", PROGRAM, tmp_path, "9", "9", "pipeline")
     assert done.returncode == 1
     assert "gives part 0 of 1 of a batch, but this process has part" in done.stderr
+
+
+def test_a_loop_that_hangs_is_found(tmp_path):
+    program = PROGRAM.with_name("hanging.py")
+    done = run("launch", "-n", "1", "--hang-timeout", "2", "--max-restarts", "0", program)
+    assert done.returncode == 1
+    assert "process 0 hung at step 3 (no sign of life for 2" in done.stdout
+    assert "in Hanging" in done.stdout
+    assert "hanging.py" in done.stderr, "its stack"

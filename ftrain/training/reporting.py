@@ -1,32 +1,30 @@
 """The hook that tells a supervisor how far the run is."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from ftrain.hooks.stopping import NotFiniteError
 from ftrain.launching.contract import Done, Failed, Progress, Stopped
-from ftrain.launching.reporter import Reporter
-from ftrain.training import Hook, Metrics, Report
+from ftrain.launching.reporter import Reporter, reporter_of_this_process
+from ftrain.training.hook import Hook, Report
+from ftrain.training.metrics import Metrics
 from ftrain.training.replay import Past
+from ftrain.training.timing import Timing
 
 _EVERY = 0.2  # seconds between two looks at the loss
 
 
 class ProgressReport(Hook):
-    """Tell a `Reporter` of every step that is finished, and how the run ended.
+    """Tell a `Reporter` of every step that is finished, what keeps the run from the next one, and how it ended."""
 
-    `doing` answers with what keeps the run from its next step.
-    """
-
-    def __init__(self, reporter: Reporter, doing: Callable[[], str | None], steps: int | None = None):
-        self.reporter, self._doing, self._steps = reporter, doing, steps
+    def __init__(self, reporter: Reporter, timing: Timing):
+        self.reporter, self._timing = reporter, timing
         self._loss: float | None = None
         self._looked = 0.0
 
     def begin(self, report: Report) -> None:
-        self.reporter.steps, self.reporter.doing = self._steps, self._doing
+        self.reporter.doing = lambda: self._timing.doing
         self.reporter.move(report.step)
-        self.reporter.say(Progress(report.step, self._steps))
+        self.reporter.say(Progress(report.step, self.reporter.steps))
 
     def watch(self, metrics: Metrics) -> None:
         now = time.monotonic()
@@ -45,5 +43,11 @@ class ProgressReport(Hook):
         self.reporter.doing = lambda: "starting"  # whatever comes after the run
 
     def failed(self, error: Exception, past: Past | None) -> None:
-        message = str(error).partition("\n")[0]
-        self.reporter.say(Failed(type(error).__name__, message, retry=not isinstance(error, NotFiniteError)))
+        message, comes_again = str(error).partition("\n")[0], getattr(error, "comes_again", False)
+        self.reporter.say(Failed(type(error).__name__, message, retry=not comes_again))
+
+
+def with_progress(hooks: Sequence[Hook], timing: Timing) -> list[Hook]:
+    """The hooks, and the one that tells whoever started this process, if that is wanted."""
+    reporter = reporter_of_this_process()
+    return [*hooks, ProgressReport(reporter, timing)] if reporter.is_supervised else [*hooks]
