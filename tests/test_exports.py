@@ -45,6 +45,7 @@ ROOMS = {
         "ClusterSpec",
         "Company",
         "Membership",
+        "MismatchError",
         "Operation",
         "PeerLostError",
         "Sharding",

@@ -3,7 +3,7 @@
 from ftrain.cluster.company import Company, create_local
 from ftrain.cluster.connecting import connect
 from ftrain.cluster.environment import Membership, membership
-from ftrain.cluster.line import ClusterError, PeerLostError
+from ftrain.cluster.line import ClusterError, MismatchError, PeerLostError
 from ftrain.cluster.mesh import batch_shard, make_mesh, split_batch
 from ftrain.cluster.placement import Operation, greedy_by_bytes, replica_device_setter, round_robin
 from ftrain.cluster.sharding import Sharding, bytes_per_device
@@ -14,6 +14,7 @@ __all__ = [
     "ClusterSpec",
     "Company",
     "Membership",
+    "MismatchError",
     "Operation",
     "PeerLostError",
     "Sharding",

@@ -83,7 +83,7 @@ class Company:
         if not self.is_bound:
             self._close()
             return
-        atexit.register(lambda: os._exit(self.exit_code))  # jax's own farewell would wait for those that are gone
+        atexit.register(self._exit)  # jax's own farewell would wait for those that are gone
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
         limit = LAST_WORDS
         if isinstance(error, SystemExit) and isinstance(error.code, int):
@@ -141,9 +141,10 @@ class Company:
         elif "decided" in message:
             self._tell(lambda decider: decider.decide(message["decided"], message["step"]))
         elif "failed" in message:
-            self._end_with(message["process"], f"failed: {message['failed']}")
+            # it still closes what it has open, and may need this process for it: a checkpoint that is being written
+            self._end_with(message["process"], f"failed: {message['failed']}", LAST_WORDS + GRACE)
         elif "lost" in message:
-            self._end_with(message["lost"], "is gone")
+            self._end_with(message["lost"], "is gone", 0.0 if message["lost"] == 0 or self._why else GRACE)
 
     def _tell(self, what: Callable[[Decider], Any]) -> Any:
         with self._deciding:
@@ -160,19 +161,28 @@ class Company:
             self._switchboard.close()
             self._switchboard = None
 
-    def _end_with(self, process: int, what: str) -> None:
-        """Another process has ended: this one cannot go on. It may find out by itself, and say more, if it is quick."""
-        if not self.is_bound or self.has_failed or not self._ending.acquire(blocking=False):
+    def _exit(self) -> None:
+        """End this process, which has failed. The others hear of it first: without the first process, the runtime of
+        their devices would abort them, in many words."""
+        if self._line is not None:
+            self._line.send({"gone": True})
+        if self._switchboard is not None:
+            self._switchboard.wait_for_others_to_leave(GRACE / 2)
+        os._exit(self.exit_code)
+
+    def _end_with(self, process: int, what: str, patience: float) -> None:
+        """Another process ends: this one cannot go on. It may find out by itself, and say more, if it is quick."""
+        if not self.is_bound or self.has_failed:
             return
-        self._why = why = f"process {process} {what}; process {self.index} ends too"
+        self._why = self._why or f"process {process} {what}; process {self.index} ends too"
         self._loss.set()
 
         def end() -> None:
-            if not self.has_failed:
-                self.tell_end(why, process)
-                _end_now(why, PEER_FAILED)
+            if not self.has_failed and self._ending.acquire(blocking=False):
+                self.tell_end(self._why, process)
+                _end_now(self._why, PEER_FAILED)
 
-        _after(0.0 if process == 0 else GRACE, end)
+        _after(patience, end)
 
 
 def create_local() -> Company:

@@ -24,6 +24,8 @@ class ClusterError(RuntimeError):
 class MismatchError(ClusterError):
     """The processes of a job do not fit together."""
 
+    comes_again = True  # each time that the job is started
+
 
 class PeerLostError(ClusterError):
     """Another process is gone, and this one cannot go on without it."""

@@ -9,6 +9,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -58,6 +59,11 @@ class Switchboard:
         self._thread.join(5)
         if not self._thread.is_alive():
             self._loop.close()
+
+    def wait_for_others_to_leave(self, limit: float) -> None:
+        deadline = time.monotonic() + limit
+        while self._members.keys() - {0} and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         index: int | None = None
@@ -109,6 +115,8 @@ class Switchboard:
             self._vote()
         elif "failed" in message:
             self._tell_all({"failed": message["failed"], "process": index}, but=index)
+        elif "gone" in message:
+            self._lose(index)
         elif "bye" in message:
             self._left.add(index)
             self._members.pop(index, None)

@@ -37,7 +37,7 @@ from ftrain.training.state import TrainState
 from ftrain.training.step import Step
 from ftrain.training.stopping import Stopping
 from ftrain.training.timing import Timing, clock
-from ftrain.training.together import Together, check_shards
+from ftrain.training.together import Together, check_program, check_shards
 
 
 class Loop:
@@ -308,7 +308,10 @@ class Loop:
         self._suspect, self._piece = self._count + 1, piece
         if not self._program.is_compiled(piece):
             with self.timing.measure("compiling"):
-                self._program.compile(self.state, piece)
+                lowered = self._program.lower(self.state, piece)
+                if self._together is not None:
+                    check_program(self._together.company, self._count + 1, lowered.as_text())
+                self._program.finish(piece, lowered)
         started = clock()
         self._state, self._metrics = self._program(self.state, piece, self._count + 1)
         self._suspect = None

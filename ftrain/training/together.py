@@ -1,5 +1,7 @@
 """Together: what the processes of a job decide together, so that each of them takes the same steps."""
 
+import hashlib
+import itertools
 import threading
 from collections import deque
 from typing import Any
@@ -7,10 +9,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ftrain.cluster import ClusterError, Company, batch_shard
+from ftrain.cluster import ClusterError, Company, MismatchError, batch_shard
 from ftrain.data import Pipeline
 
 LIMIT = 300.0  # seconds that one process waits for another; a first step may have to be compiled
+MOST_SHOWN = 1 << 20  # characters of a program, to find out where it differs
 DECISION = 60.0  # seconds for a decision, which no process has to do anything for
 
 
@@ -115,6 +118,22 @@ class Together:
         while self._holding or (self._asked and self._last is None):
             if not self._changed.wait(DECISION):
                 raise ClusterError(f"waited {DECISION:g} s for all processes to decide on the last step")
+
+
+def check_program(company: Company, step: int, text: str) -> None:
+    """All processes have to run the same program: with different ones they would wait for each other for ever."""
+    own = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    told = company.gather(f"the program of step {step}", own, LIMIT)
+    if len({*told}) == 1:
+        return
+    lines = [each.splitlines() for each in company.gather("programs that differ", text[:MOST_SHOWN], LIMIT)]
+    index = next(index for index, digest in enumerate(told) if digest != told[0])
+    pairs = itertools.zip_longest(lines[index], lines[0], fillvalue="")
+    here, there = next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
+    raise MismatchError(
+        f"step {step} is another program at process {index} than at process 0: {here[:200]!r} instead of "
+        f"{there[:200]!r}; what is compiled must not depend on the process: its number, a clock, the order of a set"
+    )
 
 
 def check_shards(data: Any, mesh: Mesh | None) -> None:

@@ -32,3 +32,12 @@ def test_a_loop_that_hangs_is_found(tmp_path):
     assert "process 0 hung at step 3 (no sign of life for 2" in done.stdout
     assert "in Hanging" in done.stdout
     assert "hanging.py" in done.stderr, "its stack"
+
+
+def test_processes_that_run_different_programs_are_told_apart():
+    done = run("launch", "-n", "2", "--hang-timeout", "30", PROGRAM.with_name("differing.py"))
+    assert done.returncode != 0
+    assert "step 1 is another program at process 1 than at process 0: " in done.stderr
+    assert "dense<2.0" in done.stderr
+    assert "hung" not in done.stdout
+    assert "restart 1" not in done.stdout
