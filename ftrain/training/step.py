@@ -141,7 +141,10 @@ def compile_step(
         return jax.jit(step, donate_argnums=0)
     replicated = NamedSharding(mesh, PartitionSpec())
     state = replicated if shardings is None else shardings
-    if parallel == "jit" and all(each.is_fully_replicated for each in jax.tree.leaves(state)):
+    whole = all(each.is_fully_replicated for each in jax.tree.leaves(state))
+    if (
+        parallel == "jit" and whole and replicated.is_fully_addressable
+    ):  # between processes, it takes longer than it saves
         step = _sharing(step, mesh)
     return jax.jit(step, donate_argnums=0, in_shardings=(state, split), out_shardings=(state, replicated))
 
