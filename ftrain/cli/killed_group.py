@@ -1,16 +1,15 @@
 """Processes that train together until one of them is killed; then the others have to end by themselves."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ftrain.launching import Job, Screen, contract
+from ftrain.launching import Job, Screen
 from ftrain.launching.group import Group
-from ftrain.launching.ports import free_addresses
 from ftrain.launching.signals import open_mailbox
+from ftrain.launching.starting import environments, open_lifeline
 
 POLL = 0.001  # seconds
 
@@ -56,24 +55,13 @@ def open_group(command: Sequence[str], processes: int, output: Path) -> Iterator
     Behind this none of them is left, nor if this process itself is killed: they notice.
     """
     with ExitStack() as stack:
-        theirs, ours = os.pipe()
-        stack.callback(os.close, theirs)
-        stack.callback(os.close, ours)
+        lifeline = stack.enter_context(open_lifeline())
         file = stack.enter_context(open(output, "ab"))
         screen = Screen(file.fileno(), file.fileno())
         stack.callback(screen.close)
         mailbox = stack.enter_context(open_mailbox(()))  # signals stay with whoever handles them
-        group = KilledGroup(command, _environments(processes), lifeline=theirs, screen=screen, mailbox=mailbox)
+        hang_timeout = Job.hang_timeout if processes > 1 else 0.0  # of a single process, its config's
+        surroundings = environments(processes, hang_timeout=hang_timeout)
+        group = KilledGroup(command, surroundings, lifeline=lifeline, screen=screen, mailbox=mailbox)
         stack.callback(group.close)
         yield group
-
-
-def _environments(processes: int) -> list[dict[str, str]]:
-    inherited = {name: value for name, value in os.environ.items() if name not in contract.VARIABLES}
-    inherited.setdefault("PYTHONUNBUFFERED", "1")  # or the last lines of a process that is killed would be lost
-    addresses = free_addresses(processes)
-    hang_timeout = Job.hang_timeout if processes > 1 else 0.0  # of a single process, its config's
-    return [
-        inherited | contract.environment(index, addresses, hang_timeout=hang_timeout, attempt=0, inject=None, gpus=None)
-        for index in range(processes)
-    ]

@@ -12,8 +12,8 @@ from typing import Any, Protocol, Self
 from ftrain.cluster.line import Line, MismatchError, PeerLostError
 from ftrain.cluster.spec import ClusterSpec
 from ftrain.cluster.switchboard import Message, Switchboard
+from ftrain.launching.contract import PEER_FAILED
 
-PEER_FAILED = 75  # the exit code of a process that ends because another did; a job as a whole is started again
 GRACE = 2.0  # seconds in which a process that lost another may end by itself, with an error of its own
 LAST_WORDS = 10.0  # seconds that a process which failed may take to close what it has open
 

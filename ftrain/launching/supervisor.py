@@ -1,20 +1,17 @@
 """The supervisor: starts a group of processes, watches it, and starts it again when it fails. It needs no device."""
 
-import os
 import select
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 
-from ftrain.launching import contract
 from ftrain.launching.attempt import Attempt
 from ftrain.launching.ending import Ending, end_asked, end_well
 from ftrain.launching.group import Group
 from ftrain.launching.policy import GiveUp, RestartPolicy
-from ftrain.launching.ports import free_addresses
 from ftrain.launching.screen import Screen
 from ftrain.launching.signals import StopRequests, open_mailbox
+from ftrain.launching.starting import environments, open_lifeline
 from ftrain.launching.summary import History, Setback
 
 
@@ -35,7 +32,7 @@ class Job:
 def supervise(job: Job, screen: Screen) -> int:
     """Run a job to its end. Answers the code to exit with."""
     started = time.monotonic()
-    with open_mailbox() as mailbox, _open_lifeline() as lifeline:
+    with open_mailbox() as mailbox, open_lifeline() as lifeline:
         supervisor = _Supervisor(job, screen, StopRequests(mailbox), lifeline)
         ending = supervisor.run()
     screen.set_status("")
@@ -78,8 +75,15 @@ class _Supervisor:
 
     def _run_group(self) -> Attempt:
         mailbox = self._requests.mailbox
-        environments = self._environments()
-        group = Group(self._job.command, environments, lifeline=self._lifeline, screen=self._screen, mailbox=mailbox)
+        surroundings = environments(
+            self._processes,
+            host=self._job.host,
+            hang_timeout=self._job.hang_timeout,
+            attempt=self._policy.restarts,
+            inject=self._job.inject,
+            gpus=self._job.gpus_each,
+        )
+        group = Group(self._job.command, surroundings, lifeline=self._lifeline, screen=self._screen, mailbox=mailbox)
         with closing(group):
             attempt = Attempt(group, self._requests, self._job.hang_timeout, self._screen.say)
             while attempt.look():
@@ -90,23 +94,6 @@ class _Supervisor:
     def _follow(self, attempt: Attempt) -> None:
         self.history.follow(attempt.accounts, time.monotonic())
         self._screen.set_status(self.history.describe_status(attempt.running))
-
-    def _environments(self) -> list[dict[str, str]]:
-        inherited = {name: value for name, value in os.environ.items() if name not in contract.VARIABLES}
-        inherited.setdefault("PYTHONUNBUFFERED", "1")  # or the last lines of a process that is killed would be lost
-        addresses = free_addresses(self._processes, self._job.host)
-        given = [
-            contract.environment(
-                index,
-                addresses,
-                hang_timeout=self._job.hang_timeout,
-                attempt=self._policy.restarts,
-                inject=self._job.inject,
-                gpus=self._job.gpus_each,
-            )
-            for index in range(self._processes)
-        ]
-        return [inherited | variables for variables in given]
 
     def _restart(self, setback: Setback, delay: float) -> Ending | None:
         """Tell it, and let some time pass; None if the next attempt may begin then."""
@@ -127,14 +114,3 @@ class _Supervisor:
         while self._requests.asked is None and (rest := deadline - time.monotonic()) > 0:
             select.select([self._requests.mailbox], [], [], rest)
             self._requests.update()
-
-
-@contextmanager
-def _open_lifeline() -> Iterator[int]:
-    """A file descriptor that is at its end once this process is gone, however that happens."""
-    theirs, ours = os.pipe()
-    try:
-        yield theirs
-    finally:
-        os.close(ours)
-        os.close(theirs)
