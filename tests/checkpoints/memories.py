@@ -1,0 +1,39 @@
+"""Checkpoints in memory, and small arrays, for tests that carry values over."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ftrain.tree import named_leaves
+
+
+class Stored(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Memory:
+    """A checkpoint in memory, that notes what is read of it."""
+
+    def __init__(self, **arrays):
+        self.arrays = {name.replace("__", "/"): np.asarray(array) for name, array in arrays.items()}
+        self.reads = []
+
+    @property
+    def variables(self):
+        return {name: Stored(array.shape, str(array.dtype)) for name, array in self.arrays.items()}
+
+    def read(self, name):
+        self.reads.append(name)
+        return self.arrays[name]
+
+    def __str__(self):
+        return "runs/old/7"
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def values(tree):
+    return {name: np.asarray(leaf).tolist() for name, leaf in named_leaves(tree).items()}
