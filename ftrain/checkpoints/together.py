@@ -6,6 +6,7 @@ because saving goes on in a thread beside training, and collectives must be call
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,6 +47,11 @@ def tell_failure(staged: Path, error: Exception) -> None:
         write_whole(_note(staged, jax.process_index()), json.dumps({"error": str(error)}))
 
 
+def take_back(staged: Path) -> None:
+    """Let nothing stay of what this process had to say about a checkpoint that was not finished."""
+    _note(staged, jax.process_index()).unlink(missing_ok=True)
+
+
 def limit_for(leaves: dict[str, Leaf]) -> float:
     """How long one process may wait for another to write or read so much."""
     return _LIMIT + sum(leaf.bytes for leaf in leaves.values()) / _SLOWEST
@@ -60,7 +66,7 @@ def _note(staged: Path, process: int) -> Path:
     return staged.with_name(f"{staged.name}.process_{process}")
 
 
-def _wait(missing, what: str, limit: float) -> None:
+def _wait(missing: Callable[[], list[str]], what: str, limit: float) -> None:
     deadline = time.monotonic() + limit
     while there := missing():
         if time.monotonic() > deadline:

@@ -20,7 +20,7 @@ from ftrain.checkpoints.files import list_files
 from ftrain.checkpoints.layout import leaf_specs, open_leaves
 from ftrain.checkpoints.manifest import MARK, File, Leaf, Manifest, place_of
 from ftrain.checkpoints.snapshot import Held, as_saved
-from ftrain.checkpoints.together import gather, limit_for, tell_failure, wait_until_gone
+from ftrain.checkpoints.together import gather, limit_for, take_back, tell_failure, wait_until_gone
 from ftrain.formats.whole_files import sync
 from ftrain.tree import Tree, named_leaves
 
@@ -94,6 +94,7 @@ def write(order: Order) -> list[str]:
     wait_until_gone(order.staged, limit_for(leaves))
     names = (f"{order.step}{SUSPECT}", f"{order.step}")
     if not any((order.directory / name).exists() for name in names):
+        take_back(order.staged)
         raise SaveError("process 0 could not finish it")
     return suspicious
 

@@ -32,7 +32,7 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
     if environ.get("FTRAIN_CLUSTER") == "auto":
         raise ConfigError("FTRAIN_CLUSTER=auto: name the processes instead, by --cluster FILE --task worker:0, or JSON")
     if cluster is not None:
-        environ |= {"FTRAIN_CLUSTER": f"@{cluster}", "FTRAIN_TASK": task or ""}
+        environ |= {"FTRAIN_CLUSTER": f"@{cluster}", "FTRAIN_TASK": task or environ.get("FTRAIN_TASK", "")}
     limits = plan.calls["cluster"].arguments
     try:
         member = membership(environ)
@@ -43,7 +43,7 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
             member.job,
             member.index,
             limit=limits["connect_timeout"],
-            heartbeat=_heartbeat(limits["hang_timeout"] or float(environ.get(HANG_TIMEOUT, 0)) or None),
+            heartbeat=_heartbeat(float(environ.get(HANG_TIMEOUT, 0)) or limits["hang_timeout"] or None),
             facts=_facts(plan),
         )
     except ClusterError:

@@ -35,8 +35,8 @@ def verify_resume(
 
     if directory is not None and directory.exists() and any(directory.iterdir()):
         raise typer.BadParameter(f"{directory} is not empty")
-    home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
     overrides = [*(overrides or []), *_more_saves(config, overrides or [])]
+    home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which must end the processes that train, too
         signal.signal(number, signal.default_int_handler)
     killer, flaw = Killer(config, overrides, home, seed, processes), None

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 from ftrain.cluster.line import Line, MismatchError, PeerLostError
 from ftrain.cluster.spec import ClusterSpec
 from ftrain.cluster.switchboard import Message, Switchboard
-from ftrain.launching.contract import PEER_FAILED
+from ftrain.launching.contract import PEER_FAILED, USER_ERROR
 
 GRACE = 2.0  # seconds in which a process that lost another may end by itself, with an error of its own
 LAST_WORDS = 10.0  # seconds that a process which failed may take to close what it has open
@@ -34,6 +34,7 @@ class Company:
     def __init__(self, spec: ClusterSpec, index: int, count: int):
         self.spec, self.index, self.count = spec, index, count
         self._decider: Decider | None = None
+        self._deciders = 0  # that have taken part
         self._missed: list[Callable[[Decider], object]] = []  # what came before there was one
         self._deciding = threading.Lock()
         self.tell_end: Callable[[str, int], None] = lambda why, process: None  # of another, which ends this one
@@ -45,6 +46,7 @@ class Company:
         self._ending = threading.Lock()
         self._loss = threading.Event()
         self._why = ""  # this process cannot go on
+        self._peer_code = PEER_FAILED  # to exit with then: a mistake is one of all processes, as a restart repeats it
 
     @property
     def is_chief(self) -> bool:
@@ -67,13 +69,17 @@ class Company:
         if self._line is not None:
             self._line.send({"propose": proposal})
 
-    def take_part(self, decider: Decider) -> None:
-        """Have `decider` take part in decisions from now on; it hears of those that were taken before it came."""
+    def take_part(self, decider: Decider) -> int:
+        """Have `decider` take part in decisions from now on; it hears of those that were taken before the first came.
+
+        The answer is how many have come before: processes that run the same program count alike.
+        """
         with self._deciding:
-            self._decider = decider
+            self._decider, number, self._deciders = decider, self._deciders, self._deciders + 1
             for tell in self._missed:
                 tell(decider)
             self._missed.clear()
+            return number
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process ends with an error, which ends them too."""
@@ -81,7 +87,7 @@ class Company:
             return
         self.has_failed = True
         if not self.is_bound:
-            self._close()
+            self._close(agreed=False)
             return
         atexit.register(self._exit)  # jax's own farewell would wait for those that are gone
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -90,7 +96,7 @@ class Company:
             self.exit_code = error.code
         if isinstance(error, PeerLostError):  # what is open may wait for the one that is gone
             self.exit_code, limit = PEER_FAILED, GRACE / 2
-        self._line.send({"failed": message[:2000]})
+        self._line.send({"failed": message[:2000], "code": self.exit_code})
         _after(limit, lambda: _end_now(message, self.exit_code))
 
     def explain(self, error: Exception) -> Exception:
@@ -132,6 +138,12 @@ class Company:
         """Go on with a connection; `connect` does this."""
         self._line, self._switchboard = line, switchboard
 
+    def bind(self) -> None:
+        """From here on this process cannot go on alone."""
+        self.is_bound = True
+        if self._loss.is_set():
+            raise PeerLostError(self._why)
+
     def listen(self, message: Message) -> None:
         """In a thread: what the others say."""
         if "hold" in message:
@@ -142,6 +154,7 @@ class Company:
             self._tell(lambda decider: decider.decide(message["decided"], message["step"]))
         elif "failed" in message:
             # it still closes what it has open, and may need this process for it: a checkpoint that is being written
+            self._peer_code = USER_ERROR if message["code"] == USER_ERROR else PEER_FAILED
             self._end_with(message["process"], f"failed: {message['failed']}", LAST_WORDS + GRACE)
         elif "lost" in message:
             self._end_with(message["lost"], "is gone", 0.0 if message["lost"] == 0 or self._why else GRACE)
@@ -153,9 +166,9 @@ class Company:
             self._missed.append(what)
             return None
 
-    def _close(self) -> None:
+    def _close(self, *, agreed: bool = True) -> None:
         if self._line is not None:
-            self._line.hang_up()
+            self._line.hang_up(agreed=agreed)
             self._line = None
         if self._switchboard is not None:
             self._switchboard.close()
@@ -168,19 +181,22 @@ class Company:
             self._line.send({"gone": True})
         if self._switchboard is not None:
             self._switchboard.wait_for_others_to_leave(GRACE / 2)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(self.exit_code)
 
     def _end_with(self, process: int, what: str, patience: float) -> None:
         """Another process ends: this one cannot go on. It may find out by itself, and say more, if it is quick."""
-        if not self.is_bound or self.has_failed:
-            return
         self._why = self._why or f"process {process} {what}; process {self.index} ends too"
         self._loss.set()
+        if not self.is_bound or self.has_failed:
+            return
 
         def end() -> None:
             if not self.has_failed and self._ending.acquire(blocking=False):
                 self.tell_end(self._why, process)
-                _end_now(self._why, PEER_FAILED)
+                _end_now(self._why, self._peer_code)
 
         _after(patience, end)
 

@@ -27,11 +27,11 @@ def connect(
 ) -> Company:
     """Be task `index` of `job`: meet the other processes, then start `jax.distributed` with them.
 
-    The first process listens at the address that the spec names for it, and nowhere else. Call this before anything
-    touches a device.
+    The first process listens at the address that the spec names for it, and the runtime of the devices at another port
+    of the same host. Call this before anything touches a device.
 
     Args:
-      limit: seconds in which all processes have to come; ClusterError names those who did not.
+      limit: seconds that they wait for the first process, and then for all others; ClusterError names who did not come.
       heartbeat: seconds after which the runtime takes a process that does not move for lost.
       facts: what must be equal everywhere, beside the versions of jax and ftrain; who differs is named, and in what.
     """
@@ -51,7 +51,7 @@ def connect(
     try:
         line = Line(address, number, len(members), limit, company.listen)
         company.join(line, switchboard)
-        _meet(company, address, deadline, heartbeat, dict(facts or {}))
+        _meet(company, address, limit, heartbeat, dict(facts or {}))
     except BaseException as error:
         company.fail(error)
         if switchboard is not None and not company.is_bound:
@@ -75,23 +75,23 @@ def _open(address: Address, count: int, deadline: float) -> Switchboard:
         ) from None
 
 
-def _meet(company: Company, address: Address, deadline: float, heartbeat: float, facts: dict[str, Any]) -> None:
+def _meet(company: Company, address: Address, limit: float, heartbeat: float, facts: dict[str, Any]) -> None:
     """Compare what the processes have come with, and have the runtime of the devices meet, too."""
     port = _free_port(address.host) if company.is_chief else None
     own = {"facts": _versions() | facts, "port": port}
-    told = company.gather(START, own, max(0.1, deadline - time.monotonic()))
+    told = company.gather(START, own, limit)
     check_facts([each["facts"] for each in told])
     runtime = Address(address.host, told[0]["port"])
     import jax
 
-    company.is_bound = True
+    company.bind()
     jax.distributed.initialize(
         coordinator_address=str(runtime),
         coordinator_bind_address=str(runtime),
         num_processes=company.count,
         process_id=company.index,
         cluster_detection_method="deactivate",
-        initialization_timeout=max(5, round(deadline - time.monotonic())),
+        initialization_timeout=max(5, round(limit)),
         heartbeat_timeout_seconds=max(1, round(heartbeat)),
         shutdown_timeout_seconds=30,
     )

@@ -14,6 +14,7 @@ from ftrain.cluster.switchboard import Message, keep_alive
 _RETRY = 0.05  # seconds between two tries to connect
 _TRY = 5.0  # seconds that one try may take
 _AGAIN = 0.5  # seconds until one that was not let in tries it again
+_ENDED = b'{"may_try_again": true}'  # without a word, as a job that has just ended: the next one will listen there
 _STRANGER = "who listens there does not answer as a process of ftrain does"
 
 
@@ -72,12 +73,13 @@ class Line:
             )
         return answer["values"]
 
-    def hang_up(self) -> None:
-        """Leave, as agreed."""
+    def hang_up(self, *, agreed: bool = True) -> None:
+        """Leave, as agreed with all others, or else such that they take notice."""
         if self._hung_up:
             return
         self._hung_up = True
-        self.send({"bye": self._index})
+        if agreed:
+            self.send({"bye": self._index})
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -86,12 +88,13 @@ class Line:
         """Connect, and say who this is."""
         self._socket = _connect(address, self._index, limit, deadline)
         self._reader = self._socket.makefile("rb")
-        self.send({"hello": self._index, "count": count})
         self._socket.settimeout(max(_RETRY, deadline - time.monotonic()))
         try:
-            # an end without a word is that of a job that has just ended, whose address the next one will take
-            answer = json.loads(self._reader.readline() or b'{"may_try_again": true}')
-        except (OSError, ValueError):
+            self._socket.sendall(json.dumps({"hello": self._index, "count": count}).encode() + b"\n")
+            answer = json.loads(self._reader.readline() or _ENDED)
+        except OSError:
+            answer = json.loads(_ENDED)
+        except ValueError:
             answer = None
         answer = answer if isinstance(answer, dict) else {}
         self._socket.settimeout(None)

@@ -101,8 +101,13 @@ class Switchboard:
         if self._have_met:
             self._left.add(index)
             self._tell_all({"lost": index})
-        for gathering in self._gathering.values():
+        for name, gathering in list(self._gathering.items()):
             gathering.values.pop(index, None)
+            if (
+                not gathering.values and gathering.given_up is None
+            ):  # whoever comes next is the first, with its own limit
+                gathering.stop_clock()
+                del self._gathering[name]
 
     def _take(self, index: int, message: Message) -> None:
         if "gather" in message:
@@ -114,7 +119,7 @@ class Switchboard:
             self._ballot.counts[index] = message["held"]
             self._vote()
         elif "failed" in message:
-            self._tell_all({"failed": message["failed"], "process": index}, but=index)
+            self._tell_all({**message, "process": index}, but=index)
         elif "gone" in message:
             self._lose(index)
         elif "bye" in message:
@@ -130,8 +135,7 @@ class Switchboard:
         if gathering.given_up is not None:  # it is late: the others have gone
             _send(self._members[index], gathering.given_up)
         elif not gathering.missing():
-            if gathering.timer is not None:
-                gathering.timer.cancel()
+            gathering.stop_clock()
             del self._gathering[name]
             self._have_met = True
             self._tell_all({"gathered": name, "values": [gathering.values[each] for each in range(self._count)]})
@@ -167,6 +171,10 @@ class _Gathering:
         self.timer: asyncio.TimerHandle | None = None
         self.given_up: Message | None = None
         self._count = count
+
+    def stop_clock(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
     def missing(self) -> list[int]:
         return [index for index in range(self._count) if index not in self.values]

@@ -16,6 +16,7 @@ class Account:
     sign_at: float  # its last sign of life; the first one is its start
     began: int | None = None  # the first step that it told
     step: int | None = None
+    furthest: int = 0  # step
     busy: str | None = None  # what it was at, by its newest message, if not at a step
     steps: int | None = None
     loss: float | None = None
@@ -38,6 +39,7 @@ class Account:
             case Done(step):
                 self.done, self.sign_at = True, now
                 self.step = max(step, self.step or 0)
+                self.furthest = max(step, self.furthest)
 
     def end(self, code: int, now: float) -> None:
         self.code = code
@@ -84,12 +86,13 @@ class Account:
         return self.code if self.code is not None and self.code > 0 else 1
 
     def _advance(self, progress: Progress, now: float) -> None:
-        further = progress.step is not None and (self.step is None or progress.step > self.step)
         self.began = progress.step if self.began is None else self.began
         self.busy = progress.busy
-        if further or progress.busy is not None:
+        moved = progress.step is not None and progress.step != self.step  # also back: it recovers, or begins anew
+        if moved or progress.busy is not None:
             self.sign_at = now
-        if further:
-            self.step = progress.step
+        if moved:
+            self.step, self.done = progress.step, False
+        self.furthest = max(self.furthest, self.step or 0)
         self.steps = progress.steps if progress.steps is not None else self.steps
         self.loss = progress.loss if progress.loss is not None else self.loss

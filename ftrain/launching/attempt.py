@@ -31,8 +31,9 @@ class Attempt:
 
     @property
     def reached(self) -> int | None:
-        """The furthest step of any process."""
-        return max((account.step for account in self.accounts if account.step is not None), default=None)
+        """The furthest step that any process has taken."""
+        moved = (each.furthest for each in self.accounts if each.began is not None and each.furthest > each.began)
+        return max(moved, default=None)
 
     def look(self) -> bool:
         """Wait a little and see to what happened; False once all processes have ended."""

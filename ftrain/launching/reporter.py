@@ -64,7 +64,6 @@ class Reporter:
     def close(self) -> None:
         """Nothing more is to be watched over."""
         self._closed.set()
-        faulthandler.cancel_dump_traceback_later()
 
     def _work(self) -> None:
         armed, before = 0.0, None
@@ -74,7 +73,7 @@ class Reporter:
             before = doing
             if busy is not None:
                 self._moved = time.monotonic()
-            if self._step > self._told or busy is not None:
+            if self._step != self._told or busy is not None:
                 self._told = self._step
                 self.say(Progress(self._step if self._step >= 0 else None, self.steps, self._loss, busy))
             if self.hang_timeout is None:
@@ -85,6 +84,7 @@ class Reporter:
             if time.monotonic() - armed > self.hang_timeout / 4:  # for a hang that does not even let this thread run
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(self.hang_timeout * 1.5 + 5, exit=True, file=2)
+        faulthandler.cancel_dump_traceback_later()
 
     def _end(self, still: float) -> None:
         why = f"no step was finished for {still:.0f} s after step {max(self._step, 0)}"
@@ -108,7 +108,8 @@ class Reporter:
 @functools.cache
 def reporter_of_this_process() -> Reporter:
     """The one that the environment asks for; it starts when this is called for the first time."""
-    progress, lifeline = (int(os.environ[name]) if name in os.environ else None for name in (PROGRESS, LIFELINE))
+    given = (os.environ.pop(name, None) for name in (PROGRESS, LIFELINE))  # a child has not got these files
+    progress, lifeline = (None if number is None else int(number) for number in given)
     return Reporter(progress, lifeline, float(os.environ.get(HANG_TIMEOUT, 0)) or None)
 
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from ftrain.cluster import ClusterError
+from ftrain.cluster import MismatchError
 from ftrain.coordination import Coordinator
 from ftrain.training.hook import DATA_ENDED
 from ftrain.training.together import Together
@@ -65,7 +65,7 @@ class Stopping:
         """There are no data behind `step`."""
         self.ask(DATA_ENDED)
         if self._together is not None and not self._together.is_over(step, wait=True):
-            raise ClusterError(
+            raise MismatchError(
                 f"the data of process {self._together.company.index} end after step {step}, and others have begun a "
                 "later one; all processes need the same number of batches"
             )

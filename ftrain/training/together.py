@@ -29,23 +29,29 @@ class Together:
         self.company = company
         self.interrupted = False
         self.reason: str | None = None  # for the stop that was decided on
+        self._run: int | None = None  # which one of this company it is, once it has begun
+        self._early: dict | None = None  # what was asked for before that
         self._changed = threading.Condition()
         self._count = 0  # the newest step that this process has begun
         self._holding = self._asked = self._ticking = False
         self._last: int | None = None
         self._time = 0.0
         self._ticks: deque[tuple[int, float]] = deque()  # steps from which on another time holds
-        company.take_part(self)
 
     def begin(self, count: int, now: float) -> float:
         """All start, from the same step; the answer is the time that it is for all."""
+        self._run = self.company.take_part(self)  # before the others can decide anything
         told = self.company.gather("the first step", [count, now], LIMIT)
         different = [f"process {index} from step {step}" for index, (step, _) in enumerate(told) if step != told[0][0]]
         if different:
             raise ClusterError(
                 f"process 0 starts from step {told[0][0]}, but {', '.join(different)}; do all see the same directory?"
             )
-        self._count, self._time = count, told[0][1]
+        with self._changed:
+            self._count, self._time = count, told[0][1]
+            early, self._early = self._early, None
+        if early is not None:
+            self._propose(early)
         return self._time
 
     def ask_to_stop(self, reason: str, *, interrupted: bool = False) -> None:
@@ -54,7 +60,11 @@ class Together:
             if self._asked or self._last is not None:
                 return
             self._asked = True
-        self.company.propose({"stop": reason, "interrupted": interrupted, "by": self.company.index})
+            proposal = {"stop": reason, "interrupted": interrupted, "by": self.company.index}
+            if self._run is None:
+                self._early = proposal
+                return
+        self._propose(proposal)
 
     def go_on(self, count: int) -> bool:
         """Before the step after `count`: whether it is to be taken. Waits for a decision that is under way."""
@@ -83,7 +93,7 @@ class Together:
         """The first process says what time it is; the others wait for that."""
         if self.company.is_chief and not self._ticking:
             self._ticking = True
-            self.company.propose({"time": now})
+            self._propose({"time": now})
 
     def all_have(self, what: str, examples: int | None) -> bool:
         """Whether every process has data, in parts that are equally long."""
@@ -92,7 +102,7 @@ class Together:
             return False
         if len({*told}) > 1:
             found = ", ".join(f"process {index} has {count}" for index, count in enumerate(told))
-            raise ClusterError(f"{what}: {found} examples; all processes need parts of one length")
+            raise MismatchError(f"{what}: {found} examples; all processes need parts of one length")
         return True
 
     def hold(self) -> int:
@@ -104,7 +114,9 @@ class Together:
     def decide(self, proposal: dict, step: int) -> None:
         """In a thread: what was decided, and the furthest step that any process has begun."""
         with self._changed:
-            if "time" in proposal:
+            if proposal["run"] != self._run:  # an earlier one, of which each process has asked for the end
+                pass
+            elif "time" in proposal:
                 self._ticks.append((step + 1, proposal["time"]))  # some may have looked at the clock at `step`
                 self._ticking = False
             elif self._last is None:
@@ -113,6 +125,9 @@ class Together:
                 self.reason = proposal["stop"] + (f" at process {proposal['by']}" if is_other else "")
             self._holding = False
             self._changed.notify_all()
+
+    def _propose(self, proposal: dict) -> None:
+        self.company.propose(proposal | {"run": self._run})
 
     def _wait(self) -> None:
         while self._holding or (self._asked and self._last is None):
@@ -126,8 +141,9 @@ def check_program(company: Company, step: int, text: str) -> None:
     told = company.gather(f"the program of step {step}", own, LIMIT)
     if len({*told}) == 1:
         return
-    lines = [each.splitlines() for each in company.gather("programs that differ", text[:MOST_SHOWN], LIMIT)]
     index = next(index for index, digest in enumerate(told) if digest != told[0])
+    shown = text[:MOST_SHOWN] if company.index in (0, index) else ""
+    lines = [each.splitlines() for each in company.gather("programs that differ", shown, LIMIT)]
     pairs = itertools.zip_longest(lines[index], lines[0], fillvalue="")
     here, there = next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
     raise MismatchError(

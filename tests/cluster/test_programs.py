@@ -41,3 +41,9 @@ def test_processes_that_run_different_programs_are_told_apart():
     assert "dense<2.0" in done.stderr
     assert "hung" not in done.stdout
     assert "restart 1" not in done.stdout
+
+
+def test_one_loop_after_the_other_in_the_same_processes():
+    done = run("launch", "-n", "2", "--max-restarts", "0", PROGRAM.with_name("repeating.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(line.endswith("all") for line in done.stdout.splitlines()) == 2

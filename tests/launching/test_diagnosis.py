@@ -16,16 +16,24 @@ def account(index, step=10, sign_at=0.0, code=None, ended_at=None, **fields):
     return made
 
 
-def test_a_sign_of_life_is_a_further_step_or_being_busy():
+def test_a_sign_of_life_is_another_step_or_being_busy():
     process = Account(0, sign_at=0.0)
     process.hear(Progress(3), 1.0)
     assert process.sign_at == 1.0
     process.hear(Progress(3, loss=0.5), 2.0)
-    process.hear(Progress(2), 3.0)
     assert (process.sign_at, process.step) == (1.0, 3)
     process.hear(Progress(3, busy="compiling"), 4.0)
     process.hear(Progress(busy="starting"), 5.0)
     assert (process.sign_at, process.step, process.began) == (5.0, 3, 3)
+
+
+def test_one_that_begins_anew_at_a_lower_step_is_alive_and_not_done():
+    process = Account(0, sign_at=0.0)
+    process.hear(Progress(30), 1.0)
+    process.hear(Done(30), 2.0)
+    process.hear(Progress(0), 3.0)
+    process.hear(Progress(1), 4.0)
+    assert (process.sign_at, process.step, process.done, process.furthest) == (4.0, 1, False, 30)
 
 
 def test_the_first_reason_that_a_process_gives_is_kept():
