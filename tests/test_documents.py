@@ -35,6 +35,7 @@ def test_every_example_runs(path, tmp_path):
     assert done.returncode == 0, done.stderr
     results = {
         "quickstart.py": r"Array\(3\.0",
+        "processes.py": r"Array\(3\.0",
         "own_loop.py": "the loss is below 0.001",
         "monitored.py": r"(?s)recovered.*stopped: eval/error.*waiting for the device",
         "records.py": r"(?s)ended with the same parameters.*record \d+ at byte \d+ is damaged.*left out: 1 record",

@@ -70,6 +70,9 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # which typer does not export
+            typer.echo(error.format_message())
+            sys.exit(2)
         _fail(f"{error.format_message()}\ntry --help", 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)

@@ -1,8 +1,12 @@
 """Exit codes: what a command ends with when it fails for a reason that needs no traceback."""
 
+import errno
+
 
 def exit_code(error: Exception) -> int | None:
     """The code to exit with for an error that needs no traceback."""
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return 1
     if isinstance(error, OSError) and error.filename is not None:
         return 2
     # By name, because importing the classes would import jax; only commands that have done so can raise them.
@@ -10,6 +14,7 @@ def exit_code(error: Exception) -> int | None:
     return next((CODES[kind] for kind in kinds if kind in CODES), None)
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for a file
 CODES = {
     "ftrain.config.load.ConfigError": 2,
     "ftrain.cluster.line.MismatchError": 2,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftrain.cluster.addresses import Address, parse_address
-from ftrain.cluster.company import Company, check_facts
+from ftrain.cluster.company import Company, check_facts, create_local
+from ftrain.cluster.environment import membership
 from ftrain.cluster.line import ClusterError, Line
 from ftrain.cluster.spec import ClusterSpec, check_usable, processes
 from ftrain.cluster.switchboard import Switchboard
@@ -17,15 +18,17 @@ START = "the start of the job"
 
 
 def connect(
-    spec: ClusterSpec,
-    job: str,
-    index: int,
+    spec: ClusterSpec | None = None,
+    job: str = "worker",
+    index: int = 0,
     *,
     limit: float = 60.0,
     heartbeat: float = 100.0,
     facts: Mapping[str, Any] | None = None,
 ) -> Company:
     """Be task `index` of `job`: meet the other processes, then start `jax.distributed` with them.
+
+    Without a spec the environment says which process this is, see `membership`; if it says nothing, it is the only one.
 
     The first process listens at the address that the spec names for it, and the runtime of the devices at another port
     of the same host. Call this before anything touches a device.
@@ -36,6 +39,11 @@ def connect(
       facts: what must be equal everywhere, beside the versions of jax and ftrain; who differs is named, and in what.
     """
     reporter_of_this_process()  # who started this process, if anyone did, hears of it from here on
+    if spec is None:
+        member = membership()
+        if member is None:
+            return create_local()
+        spec, job, index = member.spec, member.job, member.index
     check_usable(spec)
     members = processes(spec)
     numbers = {(name, task): number for number, (name, task, _) in enumerate(members)}

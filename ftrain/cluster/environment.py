@@ -64,7 +64,7 @@ class Membership:
         return processes(self.spec)[0][2]
 
 
-def membership(environ: Environment = os.environ) -> Membership | None:
+def membership(environ: Environment | None = None) -> Membership | None:
     """The place of this process in its job, or None if it trains alone. The first of these that is there decides:
 
     FTRAIN_CLUSTER  {"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}},
@@ -76,6 +76,7 @@ def membership(environ: Environment = os.environ) -> Membership | None:
 
     Values that contradict each other raise a ValueError that names the variable.
     """
+    environ = os.environ if environ is None else environ
     if _is_set(environ, "FTRAIN_CLUSTER"):
         found = _read_ours(environ)
     elif _is_set(environ, "TF_CONFIG"):

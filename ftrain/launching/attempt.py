@@ -9,6 +9,7 @@ from ftrain.launching.group import Group
 from ftrain.launching.signals import StopRequests
 from ftrain.launching.summary import count
 
+_PATIENCE = 10.0  # seconds until whoever asked for a stop is told what it waits for
 _POLL = 0.02  # seconds; a process that ends without a word is noticed in that time
 
 
@@ -18,6 +19,7 @@ class Attempt:
     def __init__(self, group: Group, requests: StopRequests, hang_timeout: float, say: Callable[[str], None]):
         self._group, self._requests, self._hang_timeout, self._say = group, requests, hang_timeout, say
         self._asked = self._insisted = False  # whether the processes know of these requests
+        self._asked_at: float | None = None  # until somebody was told that it takes long
         self._hang: Failure | None = None
         self.noticed_at: float | None = None  # the first failure
 
@@ -61,6 +63,10 @@ class Attempt:
             asking = f"asking {self._shown_running()} to save and stop; once more to stop at once"
             self._say(f"{self._requests.asked.name}: {asking}")
             self._group.ask_to_stop()
+            self._asked_at = time.monotonic()
+        elif self._asked_at is not None and time.monotonic() - self._asked_at > _PATIENCE and self.running:
+            self._asked_at = None
+            self._say(f"still waiting for {self._shown_waiting()}; once more to stop at once")
 
     def _examine(self) -> None:
         """Look for the first failure."""
@@ -72,9 +78,19 @@ class Attempt:
         self.noticed_at = now
         hanging = {account.index for account in overdue}
         if all(account.hung for account in fallen):  # also if there are none
-            self._hang = find_hang(self.accounts, now, self._group.halted())
-            hanging.add(self._hang.process)
+            halted = self._group.halted()
+            self._hang = find_hang(self.accounts, now, halted)
+            is_certain = self._hang.process in halted or self.accounts[self._hang.process].busy is not None
+            # only where it is who hangs has to be seen; the others wait for it, and one that is halted is nowhere
+            hanging = ({self._hang.process} if is_certain else {*hanging, self._hang.process}) - halted
         self._group.end(hanging)
+
+    def _shown_waiting(self) -> str:
+        halted = self._group.halted()
+        names = [
+            f"{each.index}{' (stopped by a signal)' * (each.index in halted)}" for each in self.accounts if each.running
+        ]
+        return f"process{'es' * (len(names) > 1)} {', '.join(names)}"
 
     def _shown_running(self) -> str:
         return count(self.running, "process")

@@ -14,6 +14,8 @@ LINE_LIMIT = 65536  # bytes; what is longer is shown as several lines
 _CHUNK = 65536
 _POLL = 0.1  # seconds
 _LAST_WORDS = 5.0  # seconds that something which nobody could end may go on to print
+_OWN = b"ftrain: "  # how an error of ours begins
+_MOST_SAID = 1000  # lines to compare with
 _NOISE = re.compile(rb"\s*\[Gloo\] Rank ")  # tells of every connection, whatever the level of its log
 
 
@@ -24,6 +26,7 @@ class OutputReader:
         self._screen = screen
         self._selector = selectors.DefaultSelector()
         self._closing_at: float | None = None
+        self._said: dict[bytes, _Stream] = {}  # lines of errors, by who said them first
         for index, descriptors in enumerate(outputs):
             prefix = b"[%d] " % index if index else b""
             for stream, descriptor in enumerate(descriptors):
@@ -57,12 +60,21 @@ class OutputReader:
             self._show(key.data, key.data.lines.end())
 
     def _show(self, stream: "_Stream", lines: list[bytes]) -> None:
-        shown = b"".join(stream.prefix + line + b"\n" for line in lines if not _NOISE.match(line))
+        new = [line for line in lines if not _NOISE.match(line) and not self._is_repeated(stream, line)]
+        shown = b"".join(stream.prefix + line + b"\n" for line in new)
         if shown:
             self._screen.show(shown, error=stream.error)
+
+    def _is_repeated(self, stream: "_Stream", line: bytes) -> bool:
+        """Whether it belongs to a mistake that another process has told already, in the same words."""
+        said_by = self._said.setdefault(line, stream) if stream.error and len(self._said) < _MOST_SAID else None
+        by_other = said_by not in (None, stream)
+        stream.repeats = by_other and (stream.repeats or line.startswith(_OWN))
+        return stream.repeats
 
 
 class _Stream:
     def __init__(self, prefix: bytes, *, error: bool):
         self.prefix, self.error = prefix, error
+        self.repeats = False  # what another one has said
         self.lines = LineCutter(LINE_LIMIT)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from ftrain.launching.diagnosis import Failure
 
 MOST_IDLE_ATTEMPTS = 5  # in a row, that end by a signal or hang and reach no new step
+MOST_IDLE_HANGS = 2  # of them, that hang: each costs the whole timeout
 LONGEST_DELAY = 30.0  # seconds
 
 
@@ -23,16 +24,17 @@ class RestartPolicy:
         self.max_restarts = max_restarts
         self.restarts = 0
         self.furthest = 0  # the step that any attempt has reached
-        self._idle = 0  # attempts since the last one that reached a new step
+        self._idle = self._idle_hangs = 0  # attempts since the last one that reached a new step
         self._waited = 0  # restarts since then
 
     def decide(self, failure: Failure, reached: int | None) -> Restart | GiveUp:
         """What to do after an attempt that came to step `reached` and failed."""
         progressed = (reached or 0) > self.furthest
         if progressed:
-            self.furthest, self._idle, self._waited = reached or 0, 0, 0
+            self.furthest, self._idle, self._idle_hangs, self._waited = reached or 0, 0, 0, 0
         else:
             self._idle += 1
+            self._idle_hangs += failure.nature == "hang"
         reason = self._objection(failure, progressed)
         if reason is not None:
             return GiveUp(reason)
@@ -47,6 +49,8 @@ class RestartPolicy:
             return "a restart would not help"
         if failure.nature == "error" and not progressed:
             return f"it did not get {beyond}, so a restart would only repeat it"
+        if self._idle_hangs >= MOST_IDLE_HANGS:
+            return f"it hung {self._idle_hangs} times more and did not get {beyond}"
         if self._idle >= MOST_IDLE_ATTEMPTS:
             return f"{self._idle} attempts in a row did not get {beyond}"
         if self.restarts >= self.max_restarts:

@@ -1,9 +1,11 @@
 """The reporter: how a process tells that it moves on, and ends itself when it does not."""
 
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ from typing import IO
 
 from ftrain.launching.contract import HANG, HANG_TIMEOUT, HUNG, LIFELINE, PROGRESS, Failed, Message, Progress, encode
 
+_PR_SET_PDEATHSIG = 1  # of Linux
 _EVERY = 0.2  # seconds between two messages
 _BUSY = "starting", "compiling"  # what may take its time
 
@@ -37,7 +40,12 @@ class Reporter:
         self._started = False
         self.start()
         if lifeline is not None:
+            _die_with_parent()
             threading.Thread(target=_follow, args=(lifeline,), name="ftrain-lifeline", daemon=True).start()
+
+    @property
+    def has_supervisor(self) -> bool:
+        return self._progress is not None
 
     @property
     def is_supervised(self) -> bool:
@@ -111,6 +119,13 @@ def reporter_of_this_process() -> Reporter:
     given = (os.environ.pop(name, None) for name in (PROGRESS, LIFELINE))  # a child has not got these files
     progress, lifeline = (None if number is None else int(number) for number in given)
     return Reporter(progress, lifeline, float(os.environ.get(HANG_TIMEOUT, 0)) or None)
+
+
+def _die_with_parent() -> None:
+    """Have the system end this process with the one that started it, also while it is stopped and cannot notice."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _follow(lifeline: int) -> None:

@@ -37,7 +37,7 @@ from ftrain.training.state import TrainState
 from ftrain.training.step import Step
 from ftrain.training.stopping import Stopping
 from ftrain.training.timing import Timing, clock
-from ftrain.training.together import Together, check_program, check_shards
+from ftrain.training.together import Together, check_company, check_program, check_shards
 
 
 class Loop:
@@ -89,6 +89,7 @@ class Loop:
         straggler_timeout: float | None = None,
     ):
         use_compilation_cache()
+        check_company(company, mesh)
         self._together = Together(company) if company is not None and company.count > 1 else None
         if self._together is not None:
             check_shards(data, mesh)
@@ -100,7 +101,8 @@ class Loop:
         check_hooks(hooks)
         is_chief = company is None or company.is_chief
         self.timing = Timing()
-        self.hooks = with_progress([hook for hook in hooks if is_chief or not hook.chief_only], self.timing)
+        chosen = [hook for hook in hooks if is_chief or not hook.chief_only]
+        self.hooks = with_progress(chosen, self.timing, lambda: self._count)
         self.start_step = 0  # the step that this loop went on from
         self.coordinator = Coordinator()
         self._data, self._fuse, self._clock = data, fuse, clock

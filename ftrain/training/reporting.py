@@ -1,7 +1,7 @@
 """The hook that tells a supervisor how far the run is."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ftrain.launching.contract import Done, Failed, Progress, Stopped
 from ftrain.launching.reporter import Reporter, reporter_of_this_process
@@ -16,8 +16,8 @@ _EVERY = 0.2  # seconds between two looks at the loss
 class ProgressReport(Hook):
     """Tell a `Reporter` of every step that is finished, what keeps the run from the next one, and how it ended."""
 
-    def __init__(self, reporter: Reporter, timing: Timing):
-        self.reporter, self._timing = reporter, timing
+    def __init__(self, reporter: Reporter, timing: Timing, taken: Callable[[], int]):
+        self.reporter, self._timing, self._taken = reporter, timing, taken
         self._loss: float | None = None
         self._looked = 0.0
 
@@ -44,10 +44,11 @@ class ProgressReport(Hook):
 
     def failed(self, error: Exception, past: Past | None) -> None:
         message, comes_again = str(error).partition("\n")[0], getattr(error, "comes_again", False)
+        self.reporter.say(Progress(self._taken(), self.reporter.steps))  # what it told last may be long ago
         self.reporter.say(Failed(type(error).__name__, message, retry=not comes_again))
 
 
-def with_progress(hooks: Sequence[Hook], timing: Timing) -> list[Hook]:
-    """The hooks, and the one that tells whoever started this process, if that is wanted."""
+def with_progress(hooks: Sequence[Hook], timing: Timing, taken: Callable[[], int]) -> list[Hook]:
+    """The hooks, and the one that tells whoever started this process, if that is wanted; `taken` counts the steps."""
     reporter = reporter_of_this_process()
-    return [*hooks, ProgressReport(reporter, timing)] if reporter.is_supervised else [*hooks]
+    return [*hooks, ProgressReport(reporter, timing, taken)] if reporter.is_supervised else [*hooks]

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from ftrain.launching.reporter import reporter_of_this_process
+
 _SHOW_CURSOR = b"\n\x1b[?25h"  # a progress bar hides it
 
 
@@ -51,7 +53,8 @@ def _listen(receiver: socket.socket, stop: Callable[[str], None], signals: Seque
             seen = True
             name = signal.Signals(number).name
             stop(name)
-            _say(f"{name}: saving and stopping; once more to stop at once\n".encode())
+            if not reporter_of_this_process().has_supervisor:  # which says so itself, once for all
+                _say(f"{name}: saving and stopping; once more to stop at once\n".encode())
 
 
 def _end_now(number: int) -> None:

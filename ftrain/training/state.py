@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ftrain.cluster import Sharding
+from ftrain.cluster import MismatchError, Sharding
 from ftrain.tree import Tree
 
 S = TypeVar("S")
@@ -82,11 +82,18 @@ def place(
 
 def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
     """A leaf on the devices; jax does not put random keys on those of other processes, but their numbers."""
-    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or where.is_fully_addressable:
-        return jax.device_put(leaf, where)
-    if leaf.sharding == where:
-        return leaf
-    return jax.random.wrap_key_data(jax.device_put(jax.random.key_data(leaf), where), impl=jax.random.key_impl(leaf))
+    try:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or where.is_fully_addressable:
+            return jax.device_put(leaf, where)
+        if leaf.sharding == where:
+            return leaf
+        numbers = jax.device_put(jax.random.key_data(leaf), where)
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
+    except AssertionError as error:  # what jax raises when a value that all processes need is not the same in each
+        raise MismatchError(
+            "the state that a run starts from must be the same in all processes, and is not: one seed for all, and no "
+            f"parameters that depend on the process ({' '.join(str(error).split())[-100:]})"
+        ) from None
 
 
 def _widened_copy(leaf: jax.Array) -> jax.Array:

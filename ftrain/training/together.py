@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import os
 import threading
 from collections import deque
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ftrain.cluster import ClusterError, Company, MismatchError, batch_shard
+from ftrain.cluster import ClusterError, Company, MismatchError, batch_shard, membership
 from ftrain.data import Pipeline
+from ftrain.launching.contract import CLUSTER
 
 LIMIT = 300.0  # seconds that one process waits for another; a first step may have to be compiled
 MOST_SHOWN = 1 << 20  # characters of a program, to find out where it differs
@@ -150,6 +152,19 @@ def check_program(company: Company, step: int, text: str) -> None:
         f"step {step} is another program at process {index} than at process 0: {here[:200]!r} instead of "
         f"{there[:200]!r}; what is compiled must not depend on the process: its number, a clock, the order of a set"
     )
+
+
+def check_company(company: Company | None, mesh: Mesh | None) -> None:
+    """A process that was started as one of several must not train on its own by mistake."""
+    if company is not None and company.count > 1:
+        return
+    way_out = "with ftrain.cluster.connect() as company: ...  and give it to the loop, company=company"
+    if mesh is not None and mesh.is_multi_process:
+        raise ValueError(f"the mesh has devices of other processes, but the loop has no company: {way_out}")
+    if CLUSTER in os.environ and jax.process_count() == 1 and (member := membership()) is not None:
+        raise ValueError(
+            f"this process was started as one of {member.process_count} ({CLUSTER}), but trains on its own: {way_out}"
+        )
 
 
 def check_shards(data: Any, mesh: Mesh | None) -> None:

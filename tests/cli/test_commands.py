@@ -193,3 +193,14 @@ def test_the_package_runs_as_a_module_and_as_a_command():
     installed = Path(sys.executable).with_name("ftrain")
     command = subprocess.run([installed, "--version"], capture_output=True, text=True, check=True, env=environment())
     assert command.stdout == run("--version", cwd=ROOT).stdout
+
+
+@pytest.mark.parametrize("words", [(), ("data",), ("ckpt",)])
+def test_without_a_command_the_commands_are_shown(words):
+    done = run(*words)
+    assert done.returncode == 2
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"Usage: {' '.join(('python -m ftrain', *words))} [OPTIONS] COMMAND") or (
+        done.stdout.startswith(f"Usage: {' '.join(('ftrain', *words))} [OPTIONS] COMMAND")
+    )
+    assert len(done.stdout.splitlines()) > 10

@@ -47,3 +47,19 @@ def test_one_loop_after_the_other_in_the_same_processes():
     done = run("launch", "-n", "2", "--max-restarts", "0", PROGRAM.with_name("repeating.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(line.endswith("all") for line in done.stdout.splitlines()) == 2
+
+
+def test_the_example_is_one_program_for_many_processes(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "processes.py"
+    done = run("launch", "-n", "2", example, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("'w': Array(") == 1
+    assert "launch: done: 500 steps on 2 processes" in done.stdout
+
+
+def test_a_program_that_does_not_join_the_others_is_told_so(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "quickstart.py"
+    done = run("launch", "-n", "2", example, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "this process was started as one of 2 (FTRAIN_CLUSTER), but trains on its own" in done.stderr
+    assert "restart 1" not in done.stdout

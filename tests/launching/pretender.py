@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftrain.launching import HUNG, PEER_FAILED, USER_ERROR, parse_faults
+from ftrain.launching.reporter import reporter_of_this_process
 
 
 class Pretender:
@@ -195,6 +196,11 @@ def stay(pretender: Pretender) -> None:
         atexit.register(threading.Event().wait)
 
 
+def report(pretender: Pretender) -> None:
+    """As real programs do."""
+    reporter_of_this_process()
+
+
 def dump_on_abort(pretender: Pretender) -> None:
     faulthandler.enable()
 
@@ -241,6 +247,7 @@ DEEDS: dict[str, Callable[[Pretender], None]] = {
         ignore_sigterm,
         hang_on_sigterm,
         die_of_sigterm,
+        report,
         dump_on_abort,
         be_busy,
         make_a_mistake,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.launching.diagnosis import Failure
-from ftrain.launching.policy import LONGEST_DELAY, MOST_IDLE_ATTEMPTS, GiveUp, Restart, RestartPolicy
+from ftrain.launching.policy import LONGEST_DELAY, MOST_IDLE_ATTEMPTS, MOST_IDLE_HANGS, GiveUp, Restart, RestartPolicy
 
 
 def failure(nature):
@@ -26,12 +26,22 @@ def test_it_waits_longer_while_there_is_no_progress_and_not_after_that():
     assert delays == [Restart(0.0), Restart(1.0), Restart(2.0), Restart(0.0), Restart(1.0)]
 
 
-@pytest.mark.parametrize("failed", [KILLED, HUNG, LOST])
+@pytest.mark.parametrize("failed", [KILLED, LOST])
 def test_five_attempts_in_a_row_without_a_new_step(failed):
     policy = RestartPolicy(10)
     assert policy.decide(failed, 40) == Restart(0.0)
     assert all(isinstance(policy.decide(failed, step), Restart) for step in (40, 39, None, 0))
     assert policy.decide(failed, None) == GiveUp("5 attempts in a row did not get beyond step 40")
+
+
+def test_a_hang_is_tried_again_twice():
+    policy = RestartPolicy(10)
+    assert isinstance(policy.decide(HUNG, 40), Restart)
+    assert isinstance(policy.decide(HUNG, 40), Restart)
+    assert policy.decide(HUNG, 40) == GiveUp("it hung 2 times more and did not get beyond step 40")
+    other = RestartPolicy(10)
+    attempts = [(KILLED, None), (HUNG, 0), (KILLED, None), (HUNG, 5), (HUNG, 5)]
+    assert all(isinstance(other.decide(failed, step), Restart) for failed, step in attempts)
 
 
 def test_five_attempts_without_any_step():
@@ -75,14 +85,21 @@ ATTEMPTS = st.lists(st.tuples(st.sampled_from([KILLED, HUNG, LOST, RAISED]), st.
 
 @given(ATTEMPTS, st.integers(0, 8))
 def test_it_never_goes_on_for_nothing(attempts, allowed):
-    policy, idle, furthest = RestartPolicy(allowed), 0, 0
+    policy, idle, hangs, furthest = RestartPolicy(allowed), 0, 0, 0
     for failed, reached in attempts:
         decision = policy.decide(failed, reached)
         progressed = (reached or 0) > furthest
         idle, furthest = (0 if progressed else idle + 1), max(furthest, reached or 0)
+        hangs = 0 if progressed else hangs + (failed is HUNG)
         if isinstance(decision, GiveUp):
-            assert idle == MOST_IDLE_ATTEMPTS or (failed is RAISED and not progressed) or policy.restarts == allowed
+            assert (
+                idle == MOST_IDLE_ATTEMPTS
+                or hangs == MOST_IDLE_HANGS
+                or (failed is RAISED and not progressed)
+                or policy.restarts == allowed
+            )
             return
+        assert hangs < MOST_IDLE_HANGS
         assert policy.restarts <= allowed
         assert idle < MOST_IDLE_ATTEMPTS
         assert progressed or failed is not RAISED

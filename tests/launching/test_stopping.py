@@ -134,3 +134,11 @@ def test_a_terminal_that_is_gone_ends_nothing(tmp_path):
         os.close(writing)
         os.close(reading)
         assert launcher.end().code == 0
+
+
+def test_one_that_is_stopped_does_not_outlive_the_launcher(tmp_path):
+    with Launcher(tmp_path, *FOREVER, "deed=report") as launcher:
+        launcher.wait_for_step(3)
+        launcher.signal_one(1, signal.SIGSTOP)
+        launcher.signal(signal.SIGKILL)
+        wait_until(lambda: not living(tmp_path))
