@@ -49,7 +49,10 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
     except ClusterError:
         raise
     except (ValueError, OSError) as error:
-        raise ConfigError(f"the cluster cannot be joined: {error}") from None
+        reason = str(error)
+        if cluster is not None:  # in the words of whoever typed it
+            reason = reason.replace("FTRAIN_CLUSTER", "--cluster").replace("FTRAIN_TASK", "--task")
+        raise ConfigError(f"the cluster cannot be joined: {reason}") from None
 
 
 def _heartbeat(hang_timeout: float | None) -> float:

@@ -1,8 +1,11 @@
 """Connecting: from a spec, a job and an index to a process among others, with limits on every wait."""
 
 import socket
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ftrain.cluster.addresses import Address, parse_address
@@ -15,6 +18,7 @@ from ftrain.launching.ports import free_addresses
 from ftrain.launching.reporter import reporter_of_this_process
 
 START = "the start of the job"
+LONG = 10.0  # seconds of waiting after which it is said what for
 
 
 def connect(
@@ -57,15 +61,29 @@ def connect(
     deadline = time.monotonic() + limit
     switchboard = _open(address, len(members), deadline) if number == 0 else None
     try:
-        line = Line(address, number, len(members), limit, company.listen)
-        company.join(line, switchboard)
-        _meet(company, address, limit, heartbeat, dict(facts or {}))
+        with _said_if_long(f"process {number} of {len(members)} waits for the others, who are to come to {address}"):
+            line = Line(address, number, len(members), limit, company.listen)
+            company.join(line, switchboard)
+            _meet(company, address, limit, heartbeat, dict(facts or {}))
     except BaseException as error:
         company.fail(error)
         if switchboard is not None and not company.is_bound:
             switchboard.close()
         raise
     return company
+
+
+@contextmanager
+def _said_if_long(text: str) -> Iterator[None]:
+    """Say what is waited for, if it takes long and nobody else does."""
+    timer = threading.Timer(LONG, lambda: print(f"ftrain: {text}", file=sys.stderr, flush=True))
+    timer.daemon = True
+    if not reporter_of_this_process().has_supervisor:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _open(address: Address, count: int, deadline: float) -> Switchboard:
