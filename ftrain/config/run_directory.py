@@ -9,6 +9,7 @@ from typing import IO, Any
 import tomli_w
 
 from ftrain.checkpoints import InUseError, hold
+from ftrain.config import launchers
 from ftrain.config.load import ConfigError, Table, read_toml
 from ftrain.run import CHECKPOINTS
 
@@ -24,16 +25,25 @@ def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> 
     """
     with _writing_to(directory):
         (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        before = _read_lock(directory / LOCK)
         try:
             lock = hold(directory / LOCK, f"run.directory: {directory} is in use")
         except InUseError as error:
             raise ConfigError(str(error)) from None
         try:
+            lock.write(launchers.sign(before, directory))
+            lock.flush()
             _settle(directory, resolved, accept_changes)
         except BaseException:
+            lock.truncate(0)
+            lock.write(before)  # it stays whose it was
             lock.close()
             raise
     return lock
+
+
+def _read_lock(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def compare(directory: Path, resolved: Table) -> list[str]:

@@ -13,8 +13,9 @@ LIFELINE = "FTRAIN_LIFELINE"  # a file descriptor to read from: its end of file 
 HANG_TIMEOUT = "FTRAIN_HANG_TIMEOUT"  # seconds without a sign of life after which a process is taken for hanging
 ATTEMPT = "FTRAIN_ATTEMPT"  # how often the group was restarted
 INJECT = "FTRAIN_INJECT"  # faults to perform, as `parse_faults` reads them
+LAUNCHER = "FTRAIN_LAUNCHER"  # the process id of the supervisor
 TASK = "FTRAIN_TASK"  # not given, as CLUSTER says it: but a user may have set it
-VARIABLES = (CLUSTER, PROGRESS, LIFELINE, HANG_TIMEOUT, ATTEMPT, INJECT, TASK)
+VARIABLES = (CLUSTER, PROGRESS, LIFELINE, HANG_TIMEOUT, ATTEMPT, INJECT, LAUNCHER, TASK)
 VISIBLE_GPUS = "JAX_CUDA_VISIBLE_DEVICES"  # jax's own
 
 # Exit codes of a process. 0: done, or stopped as asked; any other than these, or a signal: it failed.

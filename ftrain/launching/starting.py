@@ -20,6 +20,7 @@ def environments(
     """One for each process: that of this one, and what it is told of its place among the others, on ports that are
     free."""
     inherited = {name: value for name, value in os.environ.items() if name not in contract.VARIABLES}
+    inherited[contract.LAUNCHER] = f"{os.getpid()}"
     inherited.setdefault("PYTHONUNBUFFERED", "1")  # or the last lines of a process that is killed would be lost
     addresses = free_addresses(processes, host)
     return [
