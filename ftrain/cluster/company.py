@@ -198,7 +198,10 @@ class Company:
                 self.tell_end(self._why, process)
                 _end_now(self._why, self._peer_code)
 
-        _after(patience, end)
+        if patience:
+            _after(patience, end)
+        else:  # the runtime of the devices is about to abort this process, in many words
+            end()
 
 
 def create_local() -> Company:
