@@ -229,6 +229,7 @@ def _after(seconds: float, work: Callable[[], None]) -> None:
 
 def _end_now(why: str, code: int) -> None:
     with contextlib.suppress(Exception):
-        print(f"ftrain: {why}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"ftrain: {why}\n")  # at once, as the runtime may be writing there too
+        sys.stderr.flush()
         sys.stdout.flush()
     os._exit(code)

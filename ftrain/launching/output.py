@@ -16,7 +16,15 @@ _POLL = 0.1  # seconds
 _LAST_WORDS = 5.0  # seconds that something which nobody could end may go on to print
 _OWN = b"ftrain: "  # how an error of ours begins
 _MOST_SAID = 1000  # lines to compare with
-_NOISE = re.compile(rb"\s*\[Gloo\] Rank ")  # tells of every connection, whatever the level of its log
+_NOISE = re.compile(
+    rb"\s*\[Gloo\] Rank "  # tells of every connection, whatever the level of its log
+    # how the runtime puts it that another process is gone, which the launcher says itself, and of which one
+    rb"|E\d+ .*\] Polled an error from coordination service"
+    rb"|F\d+ .*\] Terminating process because the JAX distributed service detected fatal errors"
+    rb"|Additional GRPC error information from remote target coordination_service"
+    rb"|:UNKNOWN:Error received from peer"
+    rb"|[EW]\d+ .* preemption_sync_manager\.cc:\d+\] Failed to "
+)
 
 
 class OutputReader:

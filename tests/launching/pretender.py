@@ -139,7 +139,9 @@ def flood(pretender: Pretender) -> None:
 
 def print_oddly(pretender: Pretender) -> None:
     out = sys.stdout.buffer
-    out.write(b"bad \xff\xfe bytes\n[Gloo] Rank 0 is connected to 1 peer ranks\n\n" + b"y" * 200_000 + b"\nno newline")
+    out.write(b"bad \xff\xfe bytes\n[Gloo] Rank 0 is connected to 1 peer ranks\n\n" + b"y" * 200_000 + b"\n")
+    out.write(b"E1117 11:28:56.2 9 agent.cc:289] Polled an error from coordination service (this can be\n")
+    out.write(b"no newline")
     out.flush()
     print("to stderr", file=sys.stderr, flush=True)
 

@@ -30,6 +30,7 @@ def test_what_a_process_is_given(tmp_path):
         assert set(each["descriptors"]) == {0, 1, 2} | own
         assert each["session"] == each["pid"]
         assert each["input"] == "/dev/null"
+        assert int(each["given"].pop("FTRAIN_LAUNCHER")) > 1
         rest = {"FTRAIN_ATTEMPT": "0", "FTRAIN_HANG_TIMEOUT": "77.5", "JAX_CUDA_VISIBLE_DEVICES": gpus}
         assert each["given"] == rest
 
