@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ftrain.launching.diagnosis import Failure
 
-MOST_IDLE_ATTEMPTS = 5  # in a row, that end by a signal or hang and reach no new step
+MOST_IDLE_ATTEMPTS = 5  # in a row, that lead to nothing
 MOST_IDLE_HANGS = 2  # of them, that hang: each costs the whole timeout
 LONGEST_DELAY = 30.0  # seconds
 
@@ -18,20 +18,24 @@ class GiveUp(NamedTuple):
 
 
 class RestartPolicy:
-    """Decides after each failure. It restarts as long as that leads to new steps, and a few times when it does not."""
+    """Decides after each failure. It restarts as long as that leads to new steps, and a few times when it does not.
+
+    Of one that is killed, any steps will do, also those that were taken before: it has not failed by itself.
+    """
 
     def __init__(self, max_restarts: int):
         self.max_restarts = max_restarts
         self.restarts = 0
         self.furthest = 0  # the step that any attempt has reached
-        self._idle = self._idle_hangs = 0  # attempts since the last one that reached a new step
+        self._idle = self._idle_hangs = 0  # attempts since the last one that led to something
         self._waited = 0  # restarts since then
 
     def decide(self, failure: Failure, reached: int | None) -> Restart | GiveUp:
         """What to do after an attempt that came to step `reached` and failed."""
         progressed = (reached or 0) > self.furthest
-        if progressed:
-            self.furthest, self._idle, self._idle_hangs, self._waited = reached or 0, 0, 0, 0
+        self.furthest = max(self.furthest, reached or 0)
+        if progressed or (reached and failure.nature in ("signal", "peer")):
+            self._idle = self._idle_hangs = self._waited = 0
         else:
             self._idle += 1
             self._idle_hangs += failure.nature == "hang"
@@ -52,7 +56,7 @@ class RestartPolicy:
         if self._idle_hangs >= MOST_IDLE_HANGS:
             return f"it hung {self._idle_hangs} times more and did not get {beyond}"
         if self._idle >= MOST_IDLE_ATTEMPTS:
-            return f"{self._idle} attempts in a row did not get {beyond}"
+            return f"{self._idle} attempts in a row led no further"
         if self.restarts >= self.max_restarts:
             return f"its {self.max_restarts} restarts are used up" if self.max_restarts else "it may not restart"
         return None

@@ -22,16 +22,21 @@ def test_a_restart_at_once_after_progress():
 
 def test_it_waits_longer_while_there_is_no_progress_and_not_after_that():
     policy = RestartPolicy(10)
-    delays = [policy.decide(KILLED, step) for step in (40, 40, 30, 41, 40)]
+    delays = [policy.decide(KILLED, step) for step in (40, None, None, 41, None)]
     assert delays == [Restart(0.0), Restart(1.0), Restart(2.0), Restart(0.0), Restart(1.0)]
+
+
+def test_who_is_killed_again_and_again_goes_on_if_any_steps_are_taken():
+    policy = RestartPolicy(10)
+    assert [policy.decide(KILLED, step) for step in (40, 30, 20, 35, 40, 10, 25, 15)] == [Restart(0.0)] * 8
 
 
 @pytest.mark.parametrize("failed", [KILLED, LOST])
 def test_five_attempts_in_a_row_without_a_new_step(failed):
     policy = RestartPolicy(10)
     assert policy.decide(failed, 40) == Restart(0.0)
-    assert all(isinstance(policy.decide(failed, step), Restart) for step in (40, 39, None, 0))
-    assert policy.decide(failed, None) == GiveUp("5 attempts in a row did not get beyond step 40")
+    assert all(isinstance(policy.decide(failed, step), Restart) for step in (None, 0, None, 0))
+    assert policy.decide(failed, None) == GiveUp("5 attempts in a row led no further")
 
 
 def test_a_hang_is_tried_again_twice():
@@ -48,7 +53,7 @@ def test_five_attempts_without_any_step():
     policy = RestartPolicy(10)
     delays = [policy.decide(KILLED, step) for step in (None, 0, None, 0)]
     assert delays == [Restart(0.0), Restart(1.0), Restart(2.0), Restart(4.0)]
-    assert policy.decide(KILLED, None) == GiveUp("5 attempts in a row did not get to a first step")
+    assert policy.decide(KILLED, None) == GiveUp("5 attempts in a row led no further")
 
 
 def test_an_exception_is_repeated_only_after_progress():
@@ -89,8 +94,9 @@ def test_it_never_goes_on_for_nothing(attempts, allowed):
     for failed, reached in attempts:
         decision = policy.decide(failed, reached)
         progressed = (reached or 0) > furthest
-        idle, furthest = (0 if progressed else idle + 1), max(furthest, reached or 0)
-        hangs = 0 if progressed else hangs + (failed is HUNG)
+        leads_on = progressed or (bool(reached) and failed in (KILLED, LOST))
+        idle, hangs, furthest = (idle + 1, hangs + (failed is HUNG), furthest) if not leads_on else (0, 0, furthest)
+        furthest = max(furthest, reached or 0)
         if isinstance(decision, GiveUp):
             assert (
                 idle == MOST_IDLE_ATTEMPTS
@@ -104,4 +110,4 @@ def test_it_never_goes_on_for_nothing(attempts, allowed):
         assert idle < MOST_IDLE_ATTEMPTS
         assert progressed or failed is not RAISED
         assert 0 <= decision.delay <= LONGEST_DELAY
-        assert decision.delay == 0 or not progressed
+        assert decision.delay == 0 or not leads_on
