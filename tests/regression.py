@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ftrain.data import ArraySource
+from ftrain.cluster import batch_shard
+from ftrain.data import ArraySource, Pipeline
 from ftrain.hooks import SaveListener
 from ftrain.tasks import Task
 
@@ -22,6 +23,13 @@ def make_arrays(examples: int = 64) -> dict[str, np.ndarray]:
 
 def init_params(rng: jax.Array | None = None):
     return {"w": jnp.zeros(3), "b": jnp.zeros(())}
+
+
+def sharded(mesh, batch_size: int = 8) -> Pipeline:
+    """This process's part of every batch."""
+    shard, shards = batch_shard(mesh)
+    source = ArraySource(make_arrays())
+    return Pipeline(source, batch_size=batch_size, shard_index=shard, shard_count=shards)
 
 
 def loss_fn(params, batch, rng):

@@ -17,9 +17,7 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 def launch(
     config: Annotated[
         Path,
-        typer.Argument(
-            metavar="CONFIG", exists=True, dir_okay=False, help="A TOML file to train, or a program that ends in .py."
-        ),
+        typer.Argument(metavar="CONFIG", help="A TOML file to train, or a program that ends in .py."),
     ],
     arguments: Annotated[
         list[str] | None,
@@ -72,11 +70,17 @@ def launch(
 
 
 def _command(config: Path, arguments: list[str]) -> tuple[str, ...]:
+    if config.suffix == ".py" and not config.is_file():
+        raise typer.BadParameter(f"{config}: there is no such file", param_hint="CONFIG")
     if config.suffix == ".py":
         return (sys.executable, str(config), *arguments)
     misplaced = [word for word in arguments if word.split("=")[0] in _OWN_OPTIONS]
     if misplaced:
         raise typer.BadParameter(f"{misplaced[0]} is an option of launch and has to stand before {config}")
+    if not config.is_file():
+        from ftrain.config.load import read_toml
+
+        read_toml(config)  # says what there is instead, as for `ftrain train`
     return (sys.executable, "-m", "ftrain", "train", str(config), *arguments)
 
 

@@ -48,8 +48,9 @@ class Intake:
         self._supply: Supply | None = None
 
     @property
-    def has_failed(self) -> bool:
-        return self._supply is not None and self._supply.has_failed
+    def can_go_on(self) -> bool:
+        """Whether there would be data after a recovery: an iterator that has failed gives no more."""
+        return isinstance(self._data, Pipeline) or self._supply is None or not self._supply.has_failed
 
     def begin(self, step: int, triggers: Sequence[Trigger], length: Callable[[], int]) -> None:
         """Go on after `step`; data that cannot be asked for a step go on where they stand."""

@@ -243,16 +243,12 @@ class Loop:
             except Exception as error:
                 if self._together is not None and (cause := self._together.company.explain(error)) is not error:
                     raise cause from None
-                if not self._can_go_on() or not self._recoveries.allow(error, self._count):
+                if not self._intake.can_go_on or not self._recoveries.allow(error, self._count):
                     raise
                 if again:
                     self._guarded(functools.partial(self._begin, after=error), again=False)
                     if self.stop_reason is not None:
                         return None
-
-    def _can_go_on(self) -> bool:
-        """Whether there would be data after a recovery: an iterator that has failed gives no more."""
-        return isinstance(self._data, Pipeline) or not self._intake.has_failed
 
     def _begin(self, after: Exception | None = None) -> None:
         """Start from the newest checkpoint, or from the beginning; also `after` an error."""
@@ -319,17 +315,10 @@ class Loop:
         self._suspect = None
         self.timing.dispatch += clock() - started
         self._count += piece.count
-        self._metrics.time = self._clock()
-        self._flight.add(Call(self._metrics, piece, self._agenda.due(self._count, self._agreed_time())))
-
-    def _agreed_time(self) -> float:
-        """What time it is, for hooks that are due by the clock."""
-        if self._together is None:
-            return self._metrics.time
-        agreed = self._together.time(self._count)
-        if agreed < self._agenda.next_time <= self._metrics.time:
-            self._together.tell_time(self._metrics.time)
-        return agreed
+        self._metrics.time = now = self._clock()
+        if self._together is not None:
+            now = self._together.agree_on_time(self._count, now, self._agenda.next_time)
+        self._flight.add(Call(self._metrics, piece, self._agenda.due(self._count, now)))
 
     def _tell(self, call: Call) -> None:
         """Tell the hooks of a call that is finished."""

@@ -91,11 +91,13 @@ class Together:
                 _, self._time = self._ticks.popleft()
             return self._time
 
-    def tell_time(self, now: float) -> None:
-        """The first process says what time it is; the others wait for that."""
-        if self.company.is_chief and not self._ticking:
+    def agree_on_time(self, step: int, now: float, wanted: float) -> float:
+        """What time it is for hooks that are due after `step`; where it is `wanted` that it moves on, it will."""
+        agreed = self.time(step)
+        if agreed < wanted <= now and self.company.is_chief and not self._ticking:  # the others wait for the first
             self._ticking = True
             self._propose({"time": now})
+        return agreed
 
     def all_have(self, what: str, examples: int | None) -> bool:
         """Whether every process has data, in parts that are equally long."""

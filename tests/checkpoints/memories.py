@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from ftrain.tree import named_leaves
@@ -37,3 +38,11 @@ def floats(*values):
 
 def values(tree):
     return {name: np.asarray(leaf).tolist() for name, leaf in named_leaves(tree).items()}
+
+
+def empty_params():
+    return {"enc": {"w": jnp.zeros(2), "b": jnp.zeros(1)}, "head": jnp.zeros(1)}
+
+
+def old_checkpoint():
+    return Memory(old__w=floats(1, 2), old__b=floats(3), enc__w=floats(4, 5), enc__b=floats(6), head=floats(7))

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from memories import Memory, Stored, floats, values
+from memories import Memory, Stored, empty_params, floats, old_checkpoint, values
 from references import FOLDER
 
 from ftrain import TrainState, optimizers
@@ -36,14 +36,7 @@ class Module:
     rng: jax.Array
 
 
-@pytest.fixture
-def params():
-    return {"enc": {"w": jnp.zeros(2), "b": jnp.zeros(1)}, "head": jnp.zeros(1)}
-
-
-@pytest.fixture
-def checkpoint():
-    return Memory(old__w=floats(1, 2), old__b=floats(3), enc__w=floats(4, 5), enc__b=floats(6), head=floats(7))
+params, checkpoint = pytest.fixture(empty_params, name="params"), pytest.fixture(old_checkpoint, name="checkpoint")
 
 
 # Which leaves are read, and from where.

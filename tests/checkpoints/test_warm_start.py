@@ -5,22 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from memories import Memory, floats, values
+from memories import Memory, empty_params, floats, old_checkpoint, values
 
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.vocabulary import VocabInfo
 from ftrain.checkpoints.warm_start import warm_start
 from ftrain.cluster import make_mesh
 
-
-@pytest.fixture
-def params():
-    return {"enc": {"w": jnp.zeros(2), "b": jnp.zeros(1)}, "head": jnp.zeros(1)}
-
-
-@pytest.fixture
-def checkpoint():
-    return Memory(old__w=floats(1, 2), old__b=floats(3), enc__w=floats(4, 5), enc__b=floats(6), head=floats(7))
+params, checkpoint = pytest.fixture(empty_params, name="params"), pytest.fixture(old_checkpoint, name="checkpoint")
 
 
 # Warm starts by regular expression.

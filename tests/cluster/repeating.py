@@ -3,17 +3,12 @@
 import regression
 
 import ftrain
-from ftrain.cluster import batch_shard, connect, make_mesh, membership
 
 
 def main() -> None:
-    member = membership()
-    assert member is not None
-    with connect(member.spec, member.job, member.index, limit=30) as company:
-        mesh = make_mesh()
-        shard, shards = batch_shard(mesh)
-        source = ftrain.data.ArraySource(regression.make_arrays())
-        data = ftrain.data.Pipeline(source, batch_size=8, shard_index=shard, shard_count=shards)
+    with ftrain.cluster.connect(limit=30) as company:
+        mesh = ftrain.cluster.make_mesh()
+        data = regression.sharded(mesh)
         optimizer = ftrain.optimizers.gradient_descent(0.1)
         step = ftrain.make_step(regression.loss_fn, optimizer)
         state = ftrain.TrainState.create(regression.init_params(), optimizer)

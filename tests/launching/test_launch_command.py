@@ -30,8 +30,7 @@ def refuse(arguments):
         (["-n", "two", "CONFIG"], r"-n"),
         (["-n", "2", "--processes-after-failure", "3", "CONFIG"], r"between 1 and the 2 of -n, got 3"),
         (["-n", "2", "--processes-after-failure", "0", "CONFIG"], r"between 1 and the 2 of -n, got 0"),
-        (["-n", "2", "nowhere.toml"], r"'nowhere.toml' does not exist"),
-        (["-n", "2", "/"], r"CONFIG.*directory"),
+        (["-n", "2", "nowhere.py"], r"CONFIG: nowhere\.py: there is no such file"),
         (["-n", "2"], r"Missing argument 'CONFIG'"),
         (["-n", "2", "--hang-timeout", "-1", "CONFIG"], r"--hang-timeout: wanted seconds above 0, got -1"),
         (["-n", "2", "--hang-timeout", "0", "CONFIG"], r"wanted seconds above 0, got 0"),
@@ -64,6 +63,18 @@ def test_bad_input_takes_two_lines_and_no_traceback(tmp_path):
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("ftrain: Invalid value for -n: wanted at least 1 process, got 0\n")
     assert len(result.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("config", ["configs/nowhere.toml", "configs"])
+def test_a_config_that_is_not_there_is_told_as_by_train(config):
+    told = []
+    for words in (["launch", "-n", "2"], ["train"]):
+        command = [sys.executable, "-m", "ftrain", *words, config]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout) == (2, "")
+        told.append(result.stderr)
+    assert told[0] == told[1]
+    assert told[0].startswith(f"ftrain: {config}: ")
 
 
 def test_a_config_is_trained_and_its_mistake_ends_it(tmp_path):
