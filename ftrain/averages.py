@@ -14,11 +14,16 @@ def update_averages(averages: Tree, values: Tree, decay: Number, num_updates: Nu
     """averages -= (1 - d) * (averages - values), with d = decay, or with n = num_updates
 
     d = min(decay, (1 + n) / (10 + n)): the smaller decay of the first updates lets them leave the start quickly.
+
+    Averages in bfloat16 or float16 are rounded at every update, so that one with a long memory stops moving: keep
+    them in float32, whatever the values are.
     """
     fresh = 1 - _decay_now(decay, num_updates)
 
     def move(mean: jax.Array, new: jax.Array) -> jax.Array:
-        return mean - fresh.astype(mean.dtype) * (mean - jnp.asarray(new, mean.dtype))
+        wide = _widened(mean)  # in less, 1 - decay is no longer what was asked for
+        moved = mean.astype(wide) - fresh.astype(wide) * (mean.astype(wide) - jnp.asarray(new, wide))
+        return moved.astype(mean.dtype)
 
     return jax.tree.map(move, averages, values)
 
@@ -41,8 +46,12 @@ class ZeroDebiased:
 
     @classmethod
     def create(cls, like: Tree) -> "ZeroDebiased":
-        """Averages of zero, in the shapes of `like`, before the first update."""
-        return cls(jax.tree.map(jnp.zeros_like, like), jax.tree.map(jnp.zeros_like, like), jnp.zeros((), jnp.int32))
+        """Averages of zero, in the shapes of `like` and in float32 at least, before the first update."""
+
+        def zeros() -> Tree:
+            return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=_widened(leaf)), like)
+
+        return cls(zeros(), zeros(), jnp.zeros((), jnp.int32))
 
     def update(self, values: Tree, decay: Number, num_updates: Number | None = None) -> "ZeroDebiased":
         """The averages after one more update."""
@@ -51,7 +60,7 @@ class ZeroDebiased:
         fresh = 1 - _decay_now(decay, num_updates)
 
         def correct(mean: jax.Array) -> jax.Array:
-            wide = jnp.promote_types(mean.dtype, jnp.float32)  # 1 - d**t is zero in less
+            wide = _widened(mean)  # 1 - d**t is zero in less
             share = 1 - (1 - fresh.astype(wide)) ** count.astype(wide)
             return (mean.astype(wide) / share).astype(mean.dtype)
 
@@ -59,7 +68,7 @@ class ZeroDebiased:
 
 
 def average_names(params: Tree) -> dict[str, str]:
-    """The name that the reference gives to the average of each parameter, by the parameter's own.
+    """The name that TensorFlow 1 gives to the average of each parameter, by the parameter's own.
 
     >>> average_names({"dense": {"kernel": jnp.zeros(2)}})
     {'dense/kernel': 'dense/kernel/ExponentialMovingAverage'}
@@ -67,8 +76,12 @@ def average_names(params: Tree) -> dict[str, str]:
     return {name: f"{name}/ExponentialMovingAverage" for name in named_leaves(params)}
 
 
+def _widened(leaf: jax.typing.ArrayLike) -> jnp.dtype:
+    return jnp.promote_types(jnp.result_type(leaf), jnp.float32)
+
+
 def _decay_now(decay: Number, num_updates: Number | None) -> jax.Array:
-    """The decay in float32, whatever is averaged, as the reference has it."""
+    """The decay in float32, whatever is averaged, as in TensorFlow 1."""
     decay = jnp.asarray(decay, jnp.float32)
     if num_updates is None:
         return decay

@@ -37,7 +37,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the leaves of a tree are packed. A leaf without a place is kept apart, as it is."""
+    """How the leaves of a tree are packed. A leaf without a place is kept apart, as it is.
+
+    A tree may have None in the places of a whole group, or of leaves apart; then so have its arrays.
+    """
 
     structure: Any  # of the tree
     places: tuple[Place | None, ...]
@@ -54,11 +57,11 @@ class Layout:
         vectors, apart = dict(zip(self.groups(), vectors, strict=True)), iter(arrays)
         return [next(apart) if place is None else _take(vectors[place.group], place) for place in self.places]
 
-    def store(self, arrays: Sequence[jax.Array]) -> Tree:
+    def store(self, arrays: Sequence[jax.Array | None]) -> Tree:
         """The tree that these arrays stand for, packed; an ordinary one if nothing of it is."""
         return Packed(list(arrays), self) if self.groups() else self.structure.unflatten(arrays)
 
-    def arrays(self, stored: Tree) -> list[jax.Array]:
+    def arrays(self, stored: Tree) -> list[Any]:
         """The arrays of a tree that was stored in this layout."""
         return stored.arrays if isinstance(stored, Packed) else self.structure.flatten_up_to(stored)
 
@@ -79,8 +82,10 @@ class Layout:
         return sum(place.size for place in self.places if place is not None and place.group == group)
 
 
-def join(leaves: Sequence[jax.Array]) -> jax.Array:
+def join(leaves: Sequence[Any]) -> Any:
     """Leaves as one vector, put together in two rounds: XLA takes very long to compile one of a thousand."""
+    if leaves[0] is None:
+        return None
     flat = [jax.lax.reshape(jnp.asarray(leaf), (jnp.size(leaf),)) for leaf in leaves]
     if len(flat) > _JOINED_AT_ONCE:
         parts = [jax.lax.concatenate(flat[n : n + _JOINED_AT_ONCE], 0) for n in range(0, len(flat), _JOINED_AT_ONCE)]
@@ -93,7 +98,7 @@ def join(leaves: Sequence[jax.Array]) -> jax.Array:
 class Packed:
     """A tree in fewer arrays."""
 
-    arrays: list[jax.Array]
+    arrays: list[Any]  # an array, or None for leaves that are None
     layout: Layout = dataclasses.field(metadata={"static": True})
 
     def leaves(self) -> list[jax.Array]:
@@ -155,6 +160,8 @@ def is_concrete(leaf: Any) -> bool:
 
 def _take(vector: Any, place: Place) -> Any:
     """A leaf out of its group's vector; of a vector that is only a shape, the shape."""
+    if vector is None:
+        return None
     shape = (*vector.shape[:-1], *place.shape)
     if isinstance(vector, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, vector.dtype, sharding=vector.sharding)

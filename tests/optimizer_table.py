@@ -3,7 +3,7 @@
 from ftrain import optimizers
 
 TABLE = {
-    "gradient_descent": lambda lr, **kept: optimizers.gradient_descent(lr),
+    "gradient_descent": lambda lr, **kept: optimizers.gradient_descent(lr, **kept),
     "momentum": lambda lr, **kept: optimizers.momentum(lr, 0.9, **kept),
     "nesterov": lambda lr, **kept: optimizers.momentum(lr, 0.9, use_nesterov=True, **kept),
     "adam": lambda lr, **kept: optimizers.adam(lr, 0.9, 0.99, epsilon=0.01, **kept),
@@ -14,6 +14,6 @@ TABLE = {
     "rmsprop": lambda lr, **kept: optimizers.rmsprop(lr, momentum=0.5, **kept),
     "rmsprop_centered": lambda lr, **kept: optimizers.rmsprop(lr, epsilon=0.01, centered=True, **kept),
     "ftrl": lambda lr, **kept: optimizers.ftrl(lr, l1_regularization_strength=0.01, **kept),
-    "proximal_gradient_descent": lambda lr, **kept: optimizers.proximal_gradient_descent(lr, 0.01, 0.1),
+    "proximal_gradient_descent": lambda lr, **kept: optimizers.proximal_gradient_descent(lr, 0.01, 0.1, **kept),
     "proximal_adagrad": lambda lr, **kept: optimizers.proximal_adagrad(lr, 0.1, 0.01, 0.1, **kept),
 }

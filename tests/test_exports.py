@@ -174,6 +174,7 @@ ROOMS = {
         "Arrivals",
         "LearningRate",
         "OptimizerState",
+        "Rounding",
         "Rule",
         "adadelta",
         "adagrad",

@@ -10,7 +10,15 @@ from ftrain.optimizers.momentum import momentum
 from ftrain.optimizers.proximal_adagrad import proximal_adagrad
 from ftrain.optimizers.proximal_gradient_descent import proximal_gradient_descent
 from ftrain.optimizers.rmsprop import rmsprop
-from ftrain.optimizers.rule import LearningRate, OptimizerState, Rule, apply_updates, current_learning_rate, from_rule
+from ftrain.optimizers.rule import (
+    LearningRate,
+    OptimizerState,
+    Rounding,
+    Rule,
+    apply_updates,
+    current_learning_rate,
+    from_rule,
+)
 from ftrain.optimizers.slots import get_slot, slot_names
 from ftrain.optimizers.sync_replicas import Arrivals, arrivals, averaged_params, sync_replicas
 
@@ -18,6 +26,7 @@ __all__ = [
     "Arrivals",
     "LearningRate",
     "OptimizerState",
+    "Rounding",
     "Rule",
     "adadelta",
     "adagrad",

@@ -6,7 +6,7 @@ import optax
 from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_not_negative
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def adadelta(
@@ -16,12 +16,13 @@ def adadelta(
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """Zeiler 2012: a = rho * a + (1 - rho) * g * g; d = g * sqrt(u + epsilon) / sqrt(a + epsilon)
 
     u = rho * u + (1 - rho) * d * d; p -= lr * d
 
-    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_not_negative(epsilon=epsilon)
 
@@ -34,5 +35,10 @@ def adadelta(
         return -rate * direction, {"accum": squares, "accum_update": steps}
 
     return from_rule(
-        rule, learning_rate, slots={"accum": 0.0, "accum_update": 0.0}, slot_dtype=slot_dtype, packed=packed
+        rule,
+        learning_rate,
+        slots={"accum": 0.0, "accum_update": 0.0},
+        slot_dtype=slot_dtype,
+        packed=packed,
+        rounding=rounding,
     )

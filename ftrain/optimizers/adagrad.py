@@ -5,7 +5,7 @@ import optax
 from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_positive
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def adagrad(
@@ -14,10 +14,11 @@ def adagrad(
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """Duchi et al. 2011: a += g * g; p -= lr * g / sqrt(a).
 
-    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
 
@@ -27,5 +28,10 @@ def adagrad(
         return -rate * gradient * jax.lax.rsqrt(accumulator), {"accumulator": accumulator}
 
     return from_rule(
-        rule, learning_rate, slots={"accumulator": initial_accumulator_value}, slot_dtype=slot_dtype, packed=packed
+        rule,
+        learning_rate,
+        slots={"accumulator": initial_accumulator_value},
+        slot_dtype=slot_dtype,
+        packed=packed,
+        rounding=rounding,
     )

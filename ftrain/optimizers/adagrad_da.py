@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_positive
 from ftrain.optimizers.proximal import shrink
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def adagrad_da(
@@ -18,12 +18,13 @@ def adagrad_da(
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """Duchi et al. 2011, with t the number of this update, from 1:
 
     s += g; a += g * g; p = -lr * shrink(s, l1 * t) / (l2 * t * lr + sqrt(a))
 
-    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_positive(initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value)
 
@@ -39,4 +40,4 @@ def adagrad_da(
         "gradient_accumulator": 0.0,
         "gradient_squared_accumulator": initial_gradient_squared_accumulator_value,
     }
-    return from_rule(rule, learning_rate, slots=initial, slot_dtype=slot_dtype, packed=packed)
+    return from_rule(rule, learning_rate, slots=initial, slot_dtype=slot_dtype, packed=packed, rounding=rounding)

@@ -6,7 +6,7 @@ import optax
 from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_fraction
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def adam(
@@ -18,7 +18,8 @@ def adam(
     lazy: bool = True,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """Kingma and Ba 2014, in the form of their section 2.1, where epsilon stands outside the correction.
 
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g * g
@@ -26,7 +27,7 @@ def adam(
 
     With `lazy`, rows of a table that a step does not read stay, and their moments with them. Without, all moments decay
     and move their rows at every step, as in the reference, and a step costs time for every row.
-    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_fraction(beta1=beta1, beta2=beta2)
 
@@ -39,4 +40,12 @@ def adam(
         corrected = rate * jnp.sqrt(1 - second**time) / (1 - first**time)
         return -corrected * m / (jnp.sqrt(v) + epsilon), {"m": m, "v": v}
 
-    return from_rule(rule, learning_rate, slots={"m": 0.0, "v": 0.0}, lazy=lazy, slot_dtype=slot_dtype, packed=packed)
+    return from_rule(
+        rule,
+        learning_rate,
+        slots={"m": 0.0, "v": 0.0},
+        lazy=lazy,
+        slot_dtype=slot_dtype,
+        packed=packed,
+        rounding=rounding,
+    )

@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_not_negative
 from ftrain.optimizers.proximal import shrink
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def ftrl(
@@ -21,13 +21,14 @@ def ftrl(
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """McMahan et al. 2013, with k = learning_rate_power:
 
     n' = n + g * g; z += g + 2 * l2_shrinkage * p - (n'**-k - n**-k) / lr * p; n = n'
     p = -shrink(z, l1) / (n**-k / lr + 2 * l2 + beta / lr)
 
-    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_not_negative(
         initial_accumulator_value=initial_accumulator_value,
@@ -52,4 +53,4 @@ def ftrl(
         return new - parameter, {"accum": accumulator, "linear": linear}
 
     slots = {"accum": initial_accumulator_value, "linear": 0.0}
-    return from_rule(rule, learning_rate, slots, slot_dtype=slot_dtype, packed=packed)
+    return from_rule(rule, learning_rate, slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding)

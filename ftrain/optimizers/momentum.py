@@ -5,7 +5,7 @@ import optax
 from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_not_negative
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def momentum(
@@ -15,10 +15,11 @@ def momentum(
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a).
 
-    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_not_negative(momentum=momentum)
 
@@ -28,4 +29,6 @@ def momentum(
         direction = gradient + momentum * accumulated if use_nesterov else accumulated
         return -rate * direction, {"momentum": accumulated}
 
-    return from_rule(rule, learning_rate, slots={"momentum": 0.0}, slot_dtype=slot_dtype, packed=packed)
+    return from_rule(
+        rule, learning_rate, slots={"momentum": 0.0}, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+    )

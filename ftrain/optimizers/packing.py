@@ -8,19 +8,39 @@ import jax.numpy as jnp
 
 from ftrain.gradients.rows import Rows
 from ftrain.optimizers.lifts import Gradient, Masked
+from ftrain.optimizers.rounding import is_narrow, widened
 from ftrain.packed import Layout, Packed, is_concrete, join
 from ftrain.tree import Tree, leaves_like, leaves_with_names
 
 
 def fill(layout: Layout, params: Tree, value: float, dtype: Any) -> Tree:
-    """A slot that holds `value` everywhere, in the parameters' places and, without a `dtype`, in theirs."""
+    """A slot that holds `value` everywhere: in `dtype`, or each parameter's own if that is float32 or wider."""
+    return _fill(layout, params, value, dtype, only_narrow=False)
+
+
+def fill_narrow(layout: Layout, params: Tree, value: float, dtype: Any) -> Tree:
+    """The same for parameters narrower than float32 alone; the others have None in their places."""
+    return _fill(layout, params, value, dtype, only_narrow=True)
+
+
+def _fill(layout: Layout, params: Tree, value: float, dtype: Any, *, only_narrow: bool) -> Tree:
     leaves = jax.tree.leaves(params)
-    apart = [jnp.full_like(leaf, value, dtype=dtype) for leaf in layout.apart(leaves)]
+
+    def has_slot(own: Any) -> bool:
+        return is_narrow(own) or not only_narrow
+
+    apart = [
+        jnp.full_like(leaf, value, dtype=dtype or widened(jnp.result_type(leaf)))
+        if has_slot(jnp.result_type(leaf))
+        else None
+        for leaf in layout.apart(leaves)
+    ]
     vectors = []
     for group in layout.groups():
         first = leaves[layout.members(group)[0]]
         where = first.sharding if is_concrete(first) else None
-        vectors.append(jnp.full(layout.length(group), value, dtype or group, device=where))
+        vector = jnp.full(layout.length(group), value, dtype or widened(group), device=where)
+        vectors.append(vector if has_slot(group) else None)
     return layout.store(apart + vectors)
 
 
@@ -33,23 +53,18 @@ def layout_of(slots: dict[str, Tree], params: Tree) -> Layout:
         for place, (name, leaf) in zip(places, leaves_with_names(params), strict=True):
             if place is not None and place.shape != jnp.shape(leaf):
                 wrong = f"slot has shape {place.shape}, parameter {jnp.shape(leaf)}"
-                raise ValueError(f"slots and parameters differ at {name}: {wrong}; init(params) starts anew")
+                raise ValueError(f"slots and parameters differ at {name}: {wrong}; init(params) makes a new state")
         if isinstance(slot, Packed):
             return slot.layout
     return Layout(structure, (None,) * structure.num_leaves)
 
 
-def join_gradients(
-    layout: Layout, gradients: Sequence[Gradient], leaves: Sequence[jax.Array], dtype: Any
-) -> list[Gradient]:
-    """Gradients as the layout stores their parameters: what has none in a vector is masked there.
-
-    Those of a vector are in `dtype`, or else in the parameters'.
-    """
+def join_gradients(layout: Layout, gradients: Sequence[Gradient], leaves: Sequence[jax.Array]) -> list[Gradient]:
+    """Gradients as the layout stores their parameters: what has none in a vector is masked there."""
     joined = layout.apart(gradients)
     for group in layout.groups():
         own = [(gradients[n], leaves[n]) for n in layout.members(group)]
-        vector = join([jnp.asarray(_whole(gradient, leaf), dtype or group) for gradient, leaf in own])
+        vector = join([jnp.asarray(_whole(gradient, leaf), widened(group)) for gradient, leaf in own])
         is_full = not any(gradient is None or isinstance(gradient, Rows) for gradient, _ in own)
         joined.append(vector if is_full else Masked(vector, join([_mask(gradient, leaf) for gradient, leaf in own])))
     return joined

@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 
 from ftrain.optimizers.checks import check_positive
 from ftrain.optimizers.proximal import proximal_point
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def proximal_adagrad(
@@ -17,12 +17,13 @@ def proximal_adagrad(
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """Duchi and Singer 2009 on Adagrad's rates, r: a += g * g; r = lr / sqrt(a)
 
     p = shrink(p - r * g, r * l1) / (1 + r * l2)
 
-    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
 
@@ -35,5 +36,10 @@ def proximal_adagrad(
         return new - parameter, {"accumulator": accumulator}
 
     return from_rule(
-        rule, learning_rate, slots={"accumulator": initial_accumulator_value}, slot_dtype=slot_dtype, packed=packed
+        rule,
+        learning_rate,
+        slots={"accumulator": initial_accumulator_value},
+        slot_dtype=slot_dtype,
+        packed=packed,
+        rounding=rounding,
     )

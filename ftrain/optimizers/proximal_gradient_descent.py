@@ -2,15 +2,26 @@
 
 import jax
 import optax
+from jax.typing import DTypeLike
 
 from ftrain.optimizers.proximal import proximal_point
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def proximal_gradient_descent(
-    learning_rate: LearningRate, l1_regularization_strength: float = 0.0, l2_regularization_strength: float = 0.0
-) -> optax.GradientTransformation:
-    """Duchi and Singer 2009: p = shrink(p - lr * g, lr * l1) / (1 + lr * l2)."""
+    learning_rate: LearningRate,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    *,
+    slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
+    """Duchi and Singer 2009: p = shrink(p - lr * g, lr * l1) / (1 + lr * l2).
+
+    The rule itself keeps no slots: `slot_dtype` and `packed`, which are those of `from_rule`, concern the remainders
+    that `rounding` keeps for bfloat16 and float16 parameters.
+    """
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         del count
@@ -18,4 +29,4 @@ def proximal_gradient_descent(
         new = proximal_point(stepped, rate, l1_regularization_strength, l2_regularization_strength)
         return new - parameter, slots
 
-    return from_rule(rule, learning_rate)
+    return from_rule(rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding)

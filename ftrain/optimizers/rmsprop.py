@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.optimizers.rule import LearningRate, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
 def rmsprop(
@@ -17,12 +17,13 @@ def rmsprop(
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """Hinton 2012: r = decay * r + (1 - decay) * g * g, from 1; d = momentum * d + lr * g / sqrt(r + epsilon); p -= d.
 
     With `centered`, h = decay * h + (1 - decay) * g, and r - h * h stands for r in the square root.
 
-    `slot_dtype` and `packed` say how slots are kept; they are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
@@ -35,4 +36,4 @@ def rmsprop(
         return -step, {"rms": rms, "momentum": step} | means
 
     slots = {"rms": 1.0, "momentum": 0.0} | ({"mg": 0.0} if centered else {})
-    return from_rule(rule, learning_rate, slots=slots, slot_dtype=slot_dtype, packed=packed)
+    return from_rule(rule, learning_rate, slots=slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding)

@@ -1,8 +1,7 @@
 """From one elementwise rule to an optax transform: what every optimizer shares."""
 
-import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +15,25 @@ from ftrain.optimizers.checks import (
     check_real,
     leaves_of_gradients,
 )
-from ftrain.optimizers.lifts import Gradient, Slots, lift
-from ftrain.optimizers.packing import fill, join_gradients, layout_of, split_updates
+from ftrain.optimizers.lifts import Application, Gradient, Rule, Slots
+from ftrain.optimizers.packing import fill, fill_narrow, join_gradients, layout_of, split_updates
+from ftrain.optimizers.rounding import REMAINDER, Rounding, check_rounding, is_narrow, noise_key
 from ftrain.packed import plan
 from ftrain.schedules import Schedule
 from ftrain.tree import Tree
 
+__all__ = [
+    "LearningRate",
+    "OptimizerState",
+    "Rounding",
+    "Rule",
+    "Slots",
+    "apply_updates",
+    "current_learning_rate",
+    "from_rule",
+]
+
 LearningRate = float | jax.Array | Schedule
-
-
-class Rule(Protocol):
-    """One elementwise algorithm: what becomes of parameters whose gradient this is.
-
-    `rate` is the learning rate, `count` the number of updates applied before this one.
-    """
-
-    def __call__(
-        self, gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
-    ) -> tuple[jax.Array, Slots]: ...
 
 
 class OptimizerState(NamedTuple):
@@ -50,27 +50,44 @@ def from_rule(
     slot_dtype: jax.typing.DTypeLike | None = None,
     packed: bool | None = None,
     lazy: bool = True,
-) -> optax.GradientTransformation:
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
     """An optax transform that applies `rule` to every leaf, and to the rows that `Rows` name.
 
-    A leaf whose gradient is None stays as it is, and so do its slots.
+    A leaf whose gradient is None stays as it is, and so do its slots. The rule computes in float32 at least, whatever
+    parameters, gradients and slots are kept in. Updates have the dtype of their parameters.
 
     Args:
       slots: what the rule keeps for each parameter, with the value it starts from.
-      slot_dtype: the type of the slots and of the arithmetic, such as float32 for bfloat16 parameters; without it,
-        each parameter's own.
+      slot_dtype: the dtype of the slots. By default each parameter's own, and float32 for bfloat16 and float16 ones. A
+        dtype narrower than float32 saves memory; such slots are rounded up or down at random, in proportion, because
+        rounded to nearest a running mean would stop moving.
       packed: whether the slots of many parameters are kept and updated in one vector for each dtype, which costs less
         time for a thousand small ones. By default so are those of parameters with few elements, if there are several.
         The numbers are the same, `get_slot` finds them by name, and checkpoints name every one; but functions that look
         for trees like the parameters in the state, such as `optax.tree.map_params`, need `packed=False`.
       lazy: whether rows that `Rows` do not name are left alone. Otherwise they have a gradient of zero.
+      rounding: how bfloat16 and float16 parameters take updates that are smaller than their resolution.
+        "compensated" keeps what rounding lost in a slot named "remainder" and adds it later: parameter and remainder
+        together follow the float32 trajectory, for 4 bytes a parameter. "stochastic" rounds up or down at random, right
+        on average, and needs no memory. "nearest" loses them: a parameter may stop moving. Parameters in float32 do not
+        depend on it.
     """
     slots = dict(slots or {})
+    if REMAINDER in slots:
+        raise ValueError(f"a rule cannot have a slot named {REMAINDER!r}: it holds what rounding leaves over")
     check_learning_rate(learning_rate)
     check_dtype(slot_dtype=slot_dtype)
+    check_rounding(rounding)
 
     def rate(count: jax.Array) -> jax.Array:
         return jnp.asarray(learning_rate(count) if callable(learning_rate) else learning_rate)
+
+    def names_of(params: Tree) -> list[str]:
+        is_compensated = rounding == "compensated" and any(
+            is_narrow(jnp.result_type(leaf)) for leaf in jax.tree.leaves(params)
+        )
+        return [*slots, REMAINDER] if is_compensated else [*slots]
 
     def init(params: Tree) -> OptimizerState:
         check_parameters(params)
@@ -78,42 +95,54 @@ def from_rule(
         layout = plan(params, packed)
         count = jnp.zeros((), jnp.int32)
         filled = {name: fill(layout, params, value, slot_dtype) for name, value in slots.items()}
+        if REMAINDER in names_of(params):
+            filled[REMAINDER] = fill_narrow(layout, params, 0.0, slot_dtype)
         # A copy: a learning rate that is an array must not be given away with the state.
         return OptimizerState(count, jnp.array(rate(count), jnp.float32), filled)
 
-    def update(gradients: Tree, state: OptimizerState, params: Tree | None = None):
+    def update(
+        gradients: Tree, state: OptimizerState, params: Tree | None = None, **extra_args: Any
+    ) -> tuple[Tree, OptimizerState]:
+        del extra_args  # of other transforms in a chain
         if params is None:
             raise ValueError("this optimizer needs the parameters: call update(gradients, state, params)")
-        _check_state(state, slots)
+        names = names_of(params)
+        _check_state(state, names)
         given = leaves_of_gradients(gradients, params)
-        leaves, structure = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)], jax.tree.structure(params)
+        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
         if not lazy:
             given = jax.tree.leaves(to_dense(given, leaves), is_leaf=lambda node: node is None)
         layout = layout_of(state.slots, params)
         now = rate(state.count)
 
-        def one(gradient: Gradient, parameter: jax.Array, *values: jax.Array):
-            dtype = jnp.dtype(slot_dtype or parameter.dtype)
-            bound = functools.partial(rule, rate=now.astype(dtype), count=state.count)
-            return lift(bound, dtype, gradient, parameter, dict(zip(slots, values, strict=True)))
+        def apply(number: int, gradient: Gradient, parameter: jax.Array, *values: jax.Array | None):
+            application = Application(rule, now, state.count, rounding, _noise(state.count, number))
+            own = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            update, after = application(gradient, parameter, own)
+            return update, [after.get(name) for name in names]
 
-        columns = [layout.arrays(state.slots[name]) for name in slots]
-        rows = zip(join_gradients(layout, given, leaves, slot_dtype), layout.join(leaves), *columns, strict=True)
-        results = [one(*row) for row in rows]
-        updates = structure.unflatten(split_updates(layout, [update for update, _ in results], given))
-        new_slots = {name: layout.store([kept[name] for _, kept in results]) for name in slots}
+        columns = [layout.arrays(state.slots[name]) for name in names]
+        arrays = zip(join_gradients(layout, given, leaves), layout.join(leaves), *columns, strict=True)
+        results = [apply(number, *array) for number, array in enumerate(arrays)]
+        split = split_updates(layout, [update for update, _ in results], given)
+        updates = jax.tree.structure(params).unflatten(split)
+        new_slots = {name: layout.store([after[n] for _, after in results]) for n, name in enumerate(names)}
         return updates, OptimizerState(state.count + 1, now.astype(jnp.float32), new_slots)
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType] - optax types params narrower
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType] - optax types params narrower
 
 
-def _check_state(state: Any, slots: Mapping[str, float]) -> None:
-    if not isinstance(state, OptimizerState) or set(state.slots) != set(slots):
+def _noise(count: jax.Array, number: int) -> Callable[[], jax.Array]:
+    return lambda: noise_key(count, number)
+
+
+def _check_state(state: Any, names: list[str]) -> None:
+    if not isinstance(state, OptimizerState) or set(state.slots) != set(names):
         found = ", ".join(state.slots) if isinstance(state, OptimizerState) else type(state).__name__
-        wanted = ", ".join(slots) or "none"
+        expected = ", ".join(names) or "none"
         raise ValueError(
-            f"the state is not one of this optimizer, whose slots are {wanted}: got {found or 'no slots'}; "
-            "init(params) starts anew"
+            f"the state is not one of this optimizer, whose slots are {expected}: got {found or 'no slots'}; "
+            "init(params) makes a new one"
         )
 
 

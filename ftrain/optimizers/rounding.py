@@ -1,0 +1,95 @@
+"""Rounding: what is computed in float32 and kept in fewer bits, without losing small steps.
+
+A bfloat16 number near 1 cannot move by less than 0.004, so an update of 0.001 would round to nothing at every
+step. Rules therefore compute in float32 at least, and `Rounding` says what happens to the bits that a parameter
+cannot hold.
+"""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+Rounding = Literal["compensated", "stochastic", "nearest"]
+REMAINDER = "remainder"  # the slot of what rounding took from a parameter
+
+
+def check_rounding(rounding: Any) -> None:
+    if rounding not in get_args(Rounding):
+        choices = ", ".join(f'"{choice}"' for choice in get_args(Rounding))
+        raise ValueError(f"rounding must be one of {choices}, got {rounding!r:.60}")
+
+
+def widened(dtype: Any) -> Any:
+    """The dtype to compute in: float32, or wider if the numbers are."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def is_narrow(dtype: Any) -> bool:
+    """True for the types that hold less than float32: bfloat16, float16 and smaller."""
+    return widened(dtype) != jnp.dtype(dtype)
+
+
+def store(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
+    """`values` in `dtype`; at random up or down, in the right proportion, if that is narrower than float32.
+
+    Rounded to nearest, a running mean with a long memory stands still in bfloat16: each increment is lost.
+    """
+    if is_narrow(dtype):
+        assert key is not None
+        values = stochastic(values, dtype, key)
+    return values.astype(dtype)
+
+
+def round_update(
+    parameter: jax.Array, target: jax.Array, rounding: Rounding, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """The update that moves a narrow `parameter` to `target`, in its dtype, and the remainder that is left to go."""
+    dtype = parameter.dtype
+    start = parameter.astype(target.dtype)
+    if rounding == "stochastic":
+        assert key is not None
+        reachable = stochastic(target, dtype, key)
+    else:
+        reachable = nearest(target, dtype)
+    update = nearest(reachable - start, dtype)
+    moved = nearest(start + update, dtype)  # as whoever applies the update rounds it
+    return update.astype(dtype), target - moved
+
+
+def nearest(values: jax.Array, dtype: Any) -> jax.Array:
+    """The numbers of `dtype` that are nearest to `values`, in the dtype of `values`.
+
+    XLA may remove a cast to a narrower type and back; it keeps `reduce_precision`, which knows no subnormal numbers.
+    """
+    info = jnp.finfo(dtype)
+    rounded = jax.lax.reduce_precision(values, info.nexp, info.nmant)
+    if info.nexp == jnp.finfo(values.dtype).nexp:
+        return rounded
+    quantum = float(info.smallest_subnormal)
+    subnormal = jnp.round(values / quantum) * quantum
+    return jnp.where(jnp.abs(values) < float(info.smallest_normal), subnormal, rounded)
+
+
+def stochastic(values: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
+    """One of the two numbers of `dtype` around each value, the nearer one more often: the mean is the value itself."""
+    info = jnp.finfo(dtype)
+    values = values.astype(jnp.float32)
+    dropped = jnp.finfo(jnp.float32).nmant - info.nmant  # bits of the significand that `dtype` does not have
+    below = jnp.uint32((1 << dropped) - 1)
+    noise = jax.random.bits(key, values.shape, jnp.uint32) & below
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+    rounded = jax.lax.bitcast_convert_type((bits + noise) & ~below, jnp.float32)
+    rounded = jnp.where(jnp.isfinite(values), rounded, values)
+    if info.nexp == jnp.finfo(jnp.float32).nexp:
+        return rounded
+    quantum = float(info.smallest_subnormal)
+    fraction = noise.astype(jnp.float32) / float(1 << dropped)
+    subnormal = jnp.floor(values / quantum + fraction) * quantum
+    return jnp.where(jnp.abs(values) < float(info.smallest_normal), subnormal, rounded)
+
+
+def noise_key(count: jax.Array, number: int) -> jax.Array:
+    """The key of the random numbers for an array in an update: a function of the count, so a run repeats itself."""
+    key = jax.random.key(0, impl="threefry2x32")
+    return jax.random.fold_in(jax.random.fold_in(key, count), number)
