@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ftrain.training import every as every
     from ftrain.training import first as first
     from ftrain.training import make_step as make_step
+    from ftrain.weighted_mean import WeightedMean as WeightedMean
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ _NAMES = {
     "Hook": "ftrain.training",
     "Run": "ftrain.run",
     "TrainState": "ftrain.training",
+    "WeightedMean": "ftrain.weighted_mean",
     "apply_updates": "ftrain.optimizers",
     "at": "ftrain.training",
     "compile_step": "ftrain.training",

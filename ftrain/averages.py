@@ -1,11 +1,12 @@
 """Exponential moving averages of parameters: often better to evaluate than the parameters themselves."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from ftrain.tree import Tree, named_leaves
+from ftrain.tree import Tree, leaves_with_names, matching_names, named_leaves
 
 Number = float | jax.Array
 
@@ -15,17 +16,41 @@ def update_averages(averages: Tree, values: Tree, decay: Number, num_updates: Nu
 
     d = min(decay, (1 + n) / (10 + n)): the smaller decay of the first updates lets them leave the start quickly.
 
-    Averages in bfloat16 or float16 are rounded at every update, so that one with a long memory stops moving: keep
-    them in float32, whatever the values are.
+    A leaf whose average is None has none, and keeps none. Averages in bfloat16 or float16 are rounded at every update,
+    so that one with a long memory stops moving: keep them in float32, whatever the values are.
     """
     fresh = 1 - _decay_now(decay, num_updates)
 
-    def move(mean: jax.Array, new: jax.Array) -> jax.Array:
+    def move(mean: jax.Array | None, new: jax.Array) -> jax.Array | None:
+        if mean is None:
+            return None
         wide = _widened(mean)  # in less, 1 - decay is no longer what was asked for
         moved = mean.astype(wide) - fresh.astype(wide) * (mean.astype(wide) - jnp.asarray(new, wide))
         return moved.astype(mean.dtype)
 
-    return jax.tree.map(move, averages, values)
+    return jax.tree.map(move, averages, values, is_leaf=lambda node: node is None)
+
+
+def start_averages(values: Tree, only: str | Sequence[str] = ()) -> Tree:
+    """Averages before their first update: a copy of the values, in float32 at least.
+
+    `only` are regular expressions for the names of the leaves to average; the others have None in their places.
+    """
+    patterns = (only,) if isinstance(only, str) else tuple(only)
+    chosen = matching_names(values, patterns, "averages") if patterns else {*named_leaves(values)}
+    copies = [
+        jnp.array(leaf, dtype=_widened(leaf)) if name in chosen else None for name, leaf in leaves_with_names(values)
+    ]
+    return jax.tree.structure(values).unflatten(copies)
+
+
+def averaged(averages: Tree, values: Tree) -> Tree:
+    """`values` with the averages in the places of the leaves that have one, in the dtypes of `values`."""
+
+    def choose(mean: jax.Array | None, own: jax.Array) -> jax.Array:
+        return own if mean is None else mean.astype(own.dtype)
+
+    return jax.tree.map(choose, averages, values, is_leaf=lambda node: node is None)
 
 
 @jax.tree_util.register_dataclass

@@ -106,6 +106,9 @@ def train(
     clip_global_norm: float | None = None,
     accumulate: int = 1,
     averages: float | None = None,
+    averages_ramp: bool = False,
+    averages_of: str | Sequence[str] = (),
+    merge_rows: bool = True,
     learning_rate: LearningRate | None = None,
     fuse: Fuse = "auto",
     scaffold: Scaffold | None = None,
@@ -118,7 +121,8 @@ def train(
 
     Ends after `steps` steps, at the end of the data, or when a hook says so. With a `directory`, a run that was
     interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt.
-    `clip_global_norm`, `accumulate`, `averages` and `learning_rate` are those of `make_step`; `fuse`, `scaffold`,
+    `averages_of` are patterns for the parameters to average, all of them by default. `clip_global_norm`, `accumulate`,
+    `averages`, `averages_ramp`, `merge_rows` and `learning_rate` are those of `make_step`; `fuse`, `scaffold`,
     `sharding`, `parallel`, `recoveries` and `company` those of `Loop`.
     """
     step = make_step(
@@ -127,12 +131,16 @@ def train(
         clip_global_norm=clip_global_norm,
         accumulate=accumulate,
         averages=averages,
+        averages_ramp=averages_ramp,
+        merge_rows=merge_rows,
         learning_rate=learning_rate,
         replicas=axis_of(parallel),
     )
     run = Run(
         step,
-        functools.partial(TrainState.create, params, optimizer, seed=seed, averages=averages is not None),
+        functools.partial(
+            TrainState.create, params, optimizer, seed=seed, averages=(averages_of or True) if averages else False
+        ),
         data,
         steps=steps,
         hooks=hooks,

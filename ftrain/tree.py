@@ -1,6 +1,7 @@
 """Names and sizes of pytrees; the one format of a leaf's name: its keys joined by slashes."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -38,6 +39,26 @@ def leaves_like(tree: Tree, like: Tree, what: str, is_leaf: Callable[[Any], bool
         missing = next((f"{what} have no {name}" for name in wanted if name not in found), None)
         surplus = next((f"parameters have no {name}" for name in found if name not in wanted), None)
         raise ValueError(f"{what} and parameters differ: {missing or surplus or error}") from None
+
+
+def matching_names(tree: Tree, patterns: Iterable[str], what: str) -> set[str]:
+    """The names of the leaves that match one of these regular expressions as a whole.
+
+    >>> sorted(matching_names({"dense": {"bias": 0, "kernel": 1}, "scale": 2}, ["dense/.*"], "averages"))
+    ['dense/bias', 'dense/kernel']
+    """
+    names = [*named_leaves(tree)]
+    found: set[str] = set()
+    for pattern in patterns:
+        try:
+            matched = {name for name in names if re.fullmatch(pattern, name)}
+        except (re.error, TypeError) as error:
+            raise ValueError(f"{what}: {pattern!r} is not a regular expression: {error}") from None
+        if not matched:
+            known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise ValueError(f"{what}: pattern {pattern!r} matches no leaf; there are {known or 'none'}")
+        found |= matched
+    return found
 
 
 def nodes_of(tree: Tree, kind: type[T]) -> list[T]:

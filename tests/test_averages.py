@@ -26,3 +26,12 @@ def test_averages_from_zero_are_corrected_in_half_precision_too():
 
 def test_averages_of_values_of_another_dtype_keep_theirs():
     assert update_averages(jnp.zeros(2, jnp.bfloat16), jnp.ones(2), 0.9).dtype == jnp.bfloat16
+
+
+def test_averages_of_half_precision_values_move_as_those_of_float32():
+    half = update_averages(jnp.zeros(1, jnp.bfloat16), jnp.ones(1, jnp.bfloat16), 0.9)
+    assert float(half[0]) == float(jnp.bfloat16(0.1))
+    averages = ZeroDebiased.create(jnp.zeros(2, jnp.bfloat16))
+    for _ in range(500):
+        averages = averages.update(jnp.ones(2, jnp.bfloat16), 0.999)
+    np.testing.assert_allclose(averages.biased, 1 - 0.999**500, rtol=1e-3)

@@ -10,7 +10,7 @@ import pytest
 import ftrain
 
 ROOMS = {
-    "averages": {"ZeroDebiased", "average_names", "update_averages"},
+    "averages": {"ZeroDebiased", "average_names", "averaged", "start_averages", "update_averages"},
     "checkpoints": {
         "Catalog",
         "CheckpointError",
@@ -242,6 +242,7 @@ NAMES = {
     "Hook",
     "Run",
     "TrainState",
+    "WeightedMean",
     "apply_updates",
     "at",
     "compile_step",

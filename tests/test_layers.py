@@ -11,7 +11,7 @@ ROOT = Path(ftrain.__file__).parent
 # Rooms on one line do not import each other.
 LAYERS = [
     ["tree"],
-    ["packed"],
+    ["packed", "weighted_mean"],
     ["coordination"],
     ["formats", "launching"],
     ["schedules"],

@@ -90,8 +90,7 @@ class Job:
 
     def _initial_state(self) -> TrainState:
         init_rng, step_rng = jax.random.split(jax.random.key(self.plan.top["seed"]))
-        keeps_averages = "averages" in self.plan.calls["step"].arguments
-        return TrainState.create(self.task.init(init_rng), self.optimizer, seed=step_rng, averages=keeps_averages)
+        return TrainState.create(self.task.init(init_rng), self.optimizer, seed=step_rng, averages=_averages(self.plan))
 
     def abstract_state(self) -> TrainState:
         """The shapes and dtypes of the state, without computing it."""
@@ -133,6 +132,8 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
     optimizer, rate = calls["optimizer"].make(), _learning_rate(calls["optimizer"])
     for wrapper in ("sync_replicas", "guard", "loss_scaling"):  # the outer one comes last
         optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer
+    if calls["step"].arguments.get("averages_of") and "averages" not in calls["step"].arguments:
+        raise plan.config.error("step.averages_of", "needs step.averages, a decay such as 0.999")
     mesh, parallel = calls["mesh"].make(), calls["step"].arguments["parallel"]
     _check_replicas(plan, parallel, mesh)
     task: Task = calls["model"].make()
@@ -177,6 +178,12 @@ def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:
         raise plan.config.error("step.parallel", str(error)) from None
     if parallel == "jit" and "sync_replicas" in plan.calls:
         raise plan.config.error("step.parallel", 'should be "shard_map": [sync_replicas] counts replicas, got "jit"')
+
+
+def _averages(plan: Plan) -> bool | list[str]:
+    """What of the parameters the step averages: all, none, or what these patterns match."""
+    arguments = plan.calls["step"].arguments
+    return arguments.get("averages_of") or True if "averages" in arguments else False
 
 
 def _straggler_timeout(plan: Plan) -> float | None:

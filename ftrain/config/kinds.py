@@ -40,7 +40,11 @@ class Kind:
     def _makes_one(self, value: Any) -> bool:
         if inspect.isclass(self.makes) and inspect.isclass(value):
             return issubclass(value, self.makes) and value is not self.makes
-        return inspect.isfunction(value) and returned_type(value) == self.makes
+        if not inspect.isfunction(value):
+            return False
+        returned = returned_type(value)
+        is_subclass = inspect.isclass(self.makes) and inspect.isclass(returned) and issubclass(returned, self.makes)
+        return is_subclass or returned == self.makes
 
     def _is_sayable(self, function: Callable[..., Any]) -> bool:
         needed = [parameter for parameter in parameters(function).values() if parameter.required]

@@ -55,8 +55,8 @@ def _waiting(straggler_timeout: float = 0.0) -> None:
     """Seconds that a step waits for the input of a process, in the table `sync_replicas`; 0 for as long as it takes."""
 
 
-def _calls(fuse: Fuse = "auto", parallel: Parallel = "jit") -> None:
-    """How steps are called, in the table `step`."""
+def _calls(fuse: Fuse = "auto", parallel: Parallel = "jit", averages_of: Sequence[str] | None = None) -> None:
+    """How steps are called, in the table `step`, and patterns for the parameters that it keeps averages of."""
 
 
 INPUT = frozenset({"buckets", "pad", "transform"})  # what a task gives to its pipeline: a config cannot say it

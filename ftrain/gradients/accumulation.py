@@ -1,24 +1,34 @@
 """Accumulation: the gradient of a large batch from small parts of it, one after the other, in the memory of one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ftrain.gradients.rows import Rows, is_rows, map_values
 from ftrain.tree import Tree, named_leaves
+from ftrain.weighted_mean import WeightedMean, is_weighted
 
-# (carry, number of the microbatch, microbatch) -> (carry, a tree of means over the microbatch's examples)
-Part = Callable[[Tree, jax.Array, Tree], tuple[Tree, Tree]]
+
+class Differentiated(NamedTuple):
+    """What differentiating a loss gives. The value and what comes with it are scalars or `WeightedMean`s."""
+
+    value: Any
+    auxiliary: Tree
+    gradients: Tree  # of the value, with its weight
+
+
+# (carry, number of the microbatch, microbatch) -> (carry, what was found of the microbatch)
+Part = Callable[[Tree, jax.Array, Tree], tuple[Tree, Differentiated]]
 
 
 def accumulate(differentiate: Callable[..., tuple[Any, Tree]], microbatches: int) -> Callable[..., tuple[Any, Tree]]:
-    """What `value_and_grad` of a mean over a batch answers, computed in at most `microbatches` parts.
+    """What `value_and_grad` of a mean over a batch returns, computed in at most `microbatches` parts.
 
-    `differentiate(params, batch, ...)` is called with parts of `batch`, whose leaves have a first axis of examples. The
-    value, what comes with it and the gradients are averaged, weighted by the examples of each part, of which the last
-    one may have fewer.
+    `differentiate(params, batch, ...)` is called with parts of `batch`, whose leaves have a first axis of examples.
+    Values and gradients are averaged. A plain value counts as a mean over the examples of its part, of which the last
+    one may have fewer; a `WeightedMean` has the weight that it says, and the gradients then have it too.
 
         value, gradients = accumulate(value_and_grad(loss), 16)(params, batch)
     """
@@ -26,13 +36,19 @@ def accumulate(differentiate: Callable[..., tuple[Any, Tree]], microbatches: int
         raise ValueError(f"microbatches must be >= 1, got {microbatches}")
 
     def accumulated(params: Tree, batch: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
-        def part(carry: Tree, number: jax.Array, microbatch: Tree) -> tuple[Tree, Any]:
-            del number
-            answer = differentiate(params, microbatch, *args, **kwargs)
-            _check_scalars(answer[0])
-            return carry, answer
+        has_auxiliary = False
 
-        return average(part, (), batch, microbatches)[1]
+        def part(carry: Tree, number: jax.Array, microbatch: Tree) -> tuple[Tree, Differentiated]:
+            nonlocal has_auxiliary
+            del number
+            value, gradients = differentiate(params, microbatch, *args, **kwargs)
+            _check_scalars(value)
+            has_auxiliary = isinstance(value, tuple) and len(value) == 2
+            value, auxiliary = value if has_auxiliary else (value, None)
+            return carry, Differentiated(value, auxiliary, gradients)
+
+        _, found = average(part, (), batch, microbatches)
+        return (found.value, found.auxiliary) if has_auxiliary else found.value, found.gradients
 
     return accumulated
 
@@ -46,33 +62,58 @@ def _check_scalars(value: Tree) -> None:
             )
 
 
-def average(part: Part, carry: Tree, batch: Tree, microbatches: int) -> tuple[Tree, Tree]:
-    """The last carry, and the mean of what `part` answers, over the microbatches of a batch in turn.
+def average(
+    part: Part, carry: Tree, batch: Tree, microbatches: int, *, merge_rows: bool = True
+) -> tuple[Tree, Differentiated]:
+    """The last carry, and the mean of what `part` finds, over the microbatches of a batch in turn.
 
-    Sums are kept in float32 at least, and means have the dtype of what is averaged. `Rows` are not summed over
-    parts but kept together, so that a table's size does not matter here either.
+    Sums are kept in float32 at least, and means have the dtype of what is averaged. `Rows` are not summed over parts
+    but kept together, so that a table's size does not matter here either. Without `merge_rows`, a row that several
+    parts name stays named several times.
     """
     parts = _Parts(batch, microbatches)
     shapes = jax.eval_shape(lambda: part(carry, jnp.int32(0), parts.take(jnp.int32(0)))[1])
-    likes, structure = jax.tree.flatten(shapes, is_leaf=is_rows)
+    likes, structure = jax.tree.flatten(shapes, is_leaf=_is_whole)
 
     def weigh(carry: Tree, number: jax.Array, microbatch: Tree, share: float) -> tuple[Tree, list[Any]]:
-        carry, answer = part(carry, number, microbatch)
-        weighed = map_values(lambda values: jnp.asarray(values, _wide(values)) * share, answer)
-        return carry, jax.tree.leaves(weighed, is_leaf=is_rows)
+        carry, found = part(carry, number, microbatch)
+        return carry, jax.tree.leaves(_weighed(found, share), is_leaf=_is_whole)
 
     def add(carried: tuple[Tree, list[Any]], number: jax.Array):
-        carry, answer = weigh(carried[0], number, parts.take(number), parts.size / parts.examples)
-        sums = [None if total is None else total + leaf for total, leaf in zip(carried[1], answer, strict=True)]
-        return (carry, sums), [leaf if is_rows(leaf) else None for leaf in answer]
+        carry, found = weigh(carried[0], number, parts.take(number), parts.size / parts.examples)
+        sums = [None if total is None else _sum(total, leaf) for total, leaf in zip(carried[1], found, strict=True)]
+        return (carry, sums), [leaf if is_rows(leaf) else None for leaf in found]
 
-    zeros = [None if is_rows(like) else jnp.zeros(like.shape, _wide(like)) for like in likes]
+    zeros = [
+        None if is_rows(like) else jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), like) for like in likes
+    ]
     (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), jnp.arange(parts.whole))
     totals = [total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)]
     if parts.rest:
-        carry, answer = weigh(carry, jnp.int32(parts.whole), parts.tail(), parts.rest / parts.examples)
-        totals = [_join(total, leaf) for total, leaf in zip(totals, answer, strict=True)]
-    return carry, structure.unflatten([_settle(total, like) for total, like in zip(totals, likes, strict=True)])
+        carry, found = weigh(carry, jnp.int32(parts.whole), parts.tail(), parts.rest / parts.examples)
+        totals = [_sum(total, leaf) for total, leaf in zip(totals, found, strict=True)]
+    found = structure.unflatten(totals)
+    if isinstance(found.value, WeightedMean):
+        weight = jnp.where(found.value.weight == 0, 1, found.value.weight)
+        found = found._replace(gradients=map_values(lambda total: total / weight, found.gradients))
+    settled = zip(jax.tree.leaves(found, is_leaf=_is_whole), likes, strict=True)
+    return carry, structure.unflatten([_settle(total, like, merge_rows) for total, like in settled])
+
+
+def _weighed(found: Differentiated, share: float) -> Differentiated:
+    """What a part adds to the sums: a `WeightedMean` itself, all else its `share`, and gradients the value's weight."""
+
+    def shared(leaf: Any) -> Any:
+        return jax.tree.map(_widen, leaf) if is_weighted(leaf) else _widen(leaf) * share
+
+    def weighed(values: jax.Array) -> jax.Array:
+        if not isinstance(found.value, WeightedMean):
+            return _widen(values) * share
+        weight = _widen(found.value.weight)
+        return jnp.where(weight == 0, 0, _widen(values) * weight)
+
+    auxiliary = jax.tree.map(shared, found.auxiliary, is_leaf=is_weighted)
+    return Differentiated(shared(found.value), auxiliary, map_values(weighed, found.gradients))
 
 
 class _Parts:
@@ -109,8 +150,16 @@ def _count_examples(batch: Tree) -> int:
     return next(iter(counts.values()))
 
 
+def _is_whole(node: Any) -> bool:
+    return is_rows(node) or is_weighted(node)
+
+
 def _wide(values: Any) -> Any:
     return jnp.promote_types(jnp.result_type(values), jnp.float32)
+
+
+def _widen(values: Any) -> jax.Array:
+    return jnp.asarray(values, _wide(values))
 
 
 def _flatten(stacked: Rows) -> Rows:
@@ -118,15 +167,18 @@ def _flatten(stacked: Rows) -> Rows:
     return Rows(stacked.indices.reshape(-1), stacked.values.reshape(-1, *stacked.values.shape[2:]))
 
 
-def _join(total: Any, more: Any) -> Any:
-    if not isinstance(total, Rows):
-        return total + more
-    indices = jnp.concatenate([total.indices, more.indices])
-    return Rows(indices, jnp.concatenate([total.values, more.values]))
+def _sum(total: Any, more: Any) -> Any:
+    if isinstance(total, Rows):
+        indices = jnp.concatenate([total.indices, more.indices])
+        return Rows(indices, jnp.concatenate([total.values, more.values]))
+    return total.merge(more) if isinstance(total, WeightedMean) else total + more
 
 
-def _settle(total: Any, like: Any) -> Any:
+def _settle(total: Any, like: Any, merge_rows: bool) -> Any:
     """A mean in the dtype of what was averaged; of whole numbers it is not a whole one."""
     if isinstance(total, Rows):
-        return total.sum_duplicates().map(lambda values: values.astype(like.values.dtype))
+        merged = total.sum_duplicates() if merge_rows else total
+        return merged.map(lambda values: values.astype(like.values.dtype))
+    if isinstance(total, WeightedMean):
+        return total
     return total.astype(like.dtype) if jnp.issubdtype(like.dtype, jnp.inexact) else total

@@ -1,6 +1,8 @@
 """Clipping: gradients bounded by value or scaled down when they are too long, as pure functions over pytrees.
 
-A leaf that is None stays None. Of `Rows` the values are bounded as they stand: a row that is named twice counts twice.
+A leaf that is None stays None. Of `Rows` the values are taken as they stand, as in TensorFlow 1: a row that is named
+twice counts twice in a norm. `ftrain.gradients.value_and_grad` and `make_step` name each row once, unless they are told
+`merge_rows=False`, so that there the norm is that of the whole table's gradient; `Rows.sum_duplicates` merges others.
 """
 
 from collections.abc import Callable
@@ -31,9 +33,11 @@ def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | Non
     """Each leaf by itself: leaf * clip_norm / max(norm, clip_norm), its norm taken along `axes`, or of the whole."""
 
     def clip(leaf: jax.Array) -> jax.Array:
-        limit = jnp.maximum(jnp.asarray(clip_norm, leaf.dtype), 0)
-        squares = jnp.sum(leaf * leaf, axis=axes, keepdims=True)
-        return jnp.reshape(leaf * limit / jnp.maximum(jnp.sqrt(squares), limit), leaf.shape)
+        wide = _widen(leaf)
+        limit = jnp.maximum(jnp.asarray(clip_norm, wide.dtype), 0)
+        squares = jnp.sum(wide * wide, axis=axes, keepdims=True)
+        clipped = wide * limit / jnp.maximum(jnp.sqrt(squares), limit)
+        return jnp.reshape(clipped, leaf.shape).astype(leaf.dtype)
 
     return map_values(clip, tree)
 
@@ -42,9 +46,10 @@ def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
     """Each leaf by itself: leaf * clip_norm / max(norm / size, clip_norm)."""
 
     def clip(leaf: jax.Array) -> jax.Array:
-        limit = jnp.asarray(clip_norm, leaf.dtype)
-        inverse = jax.lax.rsqrt(jnp.sum(leaf * leaf)) * leaf.size
-        return leaf * limit * jnp.minimum(inverse, 1 / limit)
+        wide = _widen(leaf)
+        limit = jnp.asarray(clip_norm, wide.dtype)
+        inverse = jax.lax.rsqrt(jnp.sum(wide * wide)) * wide.size
+        return (wide * limit * jnp.minimum(inverse, 1 / limit)).astype(leaf.dtype)
 
     return map_values(clip, tree)
 
@@ -65,10 +70,12 @@ def clip_by_global_norm(tree: Tree, clip_norm: Bound, use_norm: Bound | None = N
     norm = global_norm(tree) if use_norm is None else jnp.asarray(use_norm)
     limit = jnp.asarray(clip_norm, norm.dtype)
     scale = jnp.where(jnp.isfinite(norm), limit * jnp.minimum(1 / norm, 1 / limit), jnp.nan)
-    return map_values(lambda leaf: leaf * scale.astype(leaf.dtype), tree), norm
+    return map_values(lambda leaf: (leaf * scale).astype(leaf.dtype), tree), norm
 
 
-def as_transform(function: Callable[..., Any], *arguments: Any, **options: Any) -> optax.GradientTransformation:
+def as_transform(
+    function: Callable[..., Any], *arguments: Any, **options: Any
+) -> optax.GradientTransformationExtraArgs:
     """A function over gradients as a transform for `optax.chain`: `as_transform(clip_by_norm, 1.0)`."""
 
     def apply(gradients: Tree, params: Tree | None) -> Tree:
@@ -76,4 +83,11 @@ def as_transform(function: Callable[..., Any], *arguments: Any, **options: Any) 
         result = function(gradients, *arguments, **options)
         return result[0] if function is clip_by_global_norm else result
 
-    return optax.stateless(apply)
+    return optax.with_extra_args_support(optax.stateless(apply))
+
+
+def _widen(leaf: jax.Array) -> jax.Array:
+    """Squares of float16 numbers overflow, and sums of them lose most of their bits."""
+    leaf = jnp.asarray(leaf)
+    is_inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) if is_inexact else leaf

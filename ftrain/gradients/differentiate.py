@@ -15,15 +15,23 @@ from jax.extend.core import ClosedJaxpr
 from ftrain.gradients.following import Lookups, evaluate, only_looked_up, sites_of
 from ftrain.gradients.rows import Rows, widen
 from ftrain.tree import Tree
+from ftrain.weighted_mean import value_of
 
 
 def value_and_grad(
-    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    merge_rows: bool = True,
 ) -> Callable[..., tuple[Any, Tree]]:
     """`jax.value_and_grad`, but the gradient of a table that is read through `lookup` alone is `Rows`.
 
-    The rows of all lookups of a table are together, each named once, with what was read twice summed. A table that
-    is also used in another way, say as an output layer, gets an ordinary gradient, as every other parameter does.
+    The rows of all lookups of a table are together, each named once, with what was read twice summed: their norm is
+    that of the whole table's gradient. Without `merge_rows`, a row is named as often as it was read, as in TensorFlow
+    1's IndexedSlices, whose norm is another one. A table that is also used in another way, say as an output layer, gets
+    an ordinary gradient, as every other parameter does. A function may return a `WeightedMean`: it is differentiated as
+    the mean that it is, and returned as it is.
     Inside of `jax.shard_map` the rows are those that the device read.
     `fun` is traced, as by `jax.jit`: Python cannot branch on values in it, and what it returns are arrays and numbers.
     """
@@ -42,14 +50,17 @@ def value_and_grad(
         traced, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
         if has_aux and not (isinstance(shapes, tuple) and len(shapes) == 2):
             raise TypeError(f"has_aux is for a function that returns a pair, (value, auxiliary), not {shapes!r:.80}")
-        value, auxiliary, gradients = _differentiate(traced, jax.tree.structure(shapes), leaves, has_aux)
+        structure_out = jax.tree.structure(shapes)
+        value, auxiliary, gradients = _differentiate(traced, structure_out, leaves, has_aux, merge_rows)
         wanted = structure.unflatten(gradients)
         return (value, auxiliary) if has_aux else value, wanted[0] if isinstance(argnums, int) else wanted
 
     return differentiate
 
 
-def _differentiate(traced: ClosedJaxpr, result: Any, leaves: list[jax.Array], has_aux: bool) -> tuple[Any, Any, list]:
+def _differentiate(
+    traced: ClosedJaxpr, result: Any, leaves: list[jax.Array], has_aux: bool, merge_rows: bool
+) -> tuple[Any, Any, list]:
     jaxpr = traced.jaxpr
     looked_up = only_looked_up(jaxpr)
     owners = {variable: n for n, variable in enumerate(jaxpr.invars) if variable in looked_up}
@@ -61,17 +72,18 @@ def _differentiate(traced: ClosedJaxpr, result: Any, leaves: list[jax.Array], ha
         lookups = Lookups(list(taps))
         outcome = jax.tree.unflatten(result, evaluate(jaxpr, traced.consts, inputs, owners, lookups))
         value, auxiliary = outcome if has_aux else (outcome, None)
-        return value, (auxiliary, lookups.ids)
+        return value_of(value), (value, auxiliary, lookups.ids)
 
     taps = [_make_tap(aval) for _, aval in sites]
     differentiate = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
-    (value, (auxiliary, ids)), (dense, sparse) = differentiate(others, taps)
+    (_, (value, auxiliary, ids)), (dense, sparse) = differentiate(others, taps)
     gradients = dict(dense)
     if owners:
-        zero = _zero_after([value, *jax.tree.leaves(auxiliary)])
+        zero = _zero_after(jax.tree.leaves((value, auxiliary)))
         read = [(owner, widen(i) + zero, values) for (owner, _), i, values in zip(sites, ids, sparse, strict=True)]
         gradients |= {
-            n: _collect(leaves[n], [(i, values) for owner, i, values in read if owner == n]) for n in owners.values()
+            n: _collect(leaves[n], [(i, values) for owner, i, values in read if owner == n], merge_rows)
+            for n in owners.values()
         }
     return value, auxiliary, [gradients[n] for n in range(len(leaves))]
 
@@ -95,8 +107,12 @@ def _zero_after(results: list[Any]) -> jax.Array:
     return jax.lax.shift_right_logical(bits & 1, jnp.int32(1))
 
 
-def _collect(table: jax.Array, read: list[tuple[jax.Array, jax.Array]]) -> Rows:
+def _collect(table: jax.Array, read: list[tuple[jax.Array, jax.Array]], merge_rows: bool) -> Rows:
     """All that was read of one table, as one `Rows`; what was read outside of it is left out."""
     indices = jnp.concatenate([jnp.ravel(ids) for ids, _ in read])
     values = jnp.concatenate([jnp.reshape(values, (-1, *table.shape[1:])) for _, values in read])
-    return Rows(indices, values).sum_duplicates(table)
+    rows = Rows(indices, values)
+    if merge_rows:
+        return rows.sum_duplicates(table)
+    within = rows.is_within(table).reshape(-1, *[1] * (table.ndim - 1))
+    return rows.map(lambda values: jnp.where(within, values, 0))

@@ -25,7 +25,7 @@ def guard(
     spike: float | None = None,
     window: int = 100,
     patience: int = 10,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """`optimizer`, but an update from gradients that are not finite is skipped, and its state with it.
 
     A step of `make_step` then shows the metrics `update_skipped`, of this step, and `updates_skipped`, of all so far,

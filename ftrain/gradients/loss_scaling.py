@@ -26,7 +26,7 @@ def loss_scaling(
     dynamic: bool = True,
     growth_interval: int = 2000,
     factor: float = 2.0,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """`optimizer` for a loss that is multiplied by a scale before it is differentiated.
 
     A step of `make_step` does both: it multiplies the loss by `loss_scale(opt_state)`, and divides the gradients again

@@ -7,29 +7,34 @@ import jax.numpy as jnp
 
 from ftrain.gradients.rows import Rows, is_rows
 from ftrain.tree import Tree
+from ftrain.weighted_mean import WeightedMean, is_weighted
 
 Axis = str | tuple[str, ...]  # the name, or names, by which shard_map or pmap calls the replicas
 
 
-def mean_over_replicas(tree: Tree, axis: Axis, weight: jax.Array | None = None) -> Tree:
-    """The mean of every leaf over the replicas of an `axis` or, with a `weight` on each, over those that count.
+def mean_over_replicas(tree: Tree, axis: Axis, weight: jax.Array | None = None, *, merge_rows: bool = True) -> Tree:
+    """The mean of every leaf over the replicas of an `axis`; with a `weight` on each, weighted.
 
-    A replica whose weight is 0 contributes nothing, NaN or not. If none counts, the means are zero. `Rows` are gathered
-    instead of summed, so that a table's size does not matter here either.
+    A replica whose weight is 0 contributes nothing, NaN or not. If none has any, the means are zero. A `WeightedMean`
+    is merged with those of the other replicas, whose weight it then has. `Rows` are gathered instead of summed, so that
+    a table's size does not matter here either; without `merge_rows`, rows that several replicas name stay apart.
     """
     total = replicas_of(axis) if weight is None else jax.lax.psum(weight, axis)
 
     def mean(leaf: Any) -> Any:
+        if isinstance(leaf, WeightedMean):
+            parts = (jax.lax.psum(_weighed(_widen(part), weight), axis) for part in (leaf.total, leaf.weight))
+            return WeightedMean(*parts)
         if isinstance(leaf, Rows):
-            return _gather(leaf.map(lambda values: _weighed(values, weight) / _at_least_one(total, values)), axis)
+            values = _weighed(_widen(leaf.values), weight) / _divisor(total)
+            return _gather(leaf.map(lambda old: values.astype(old.dtype)), axis, merge_rows)
         value = jnp.asarray(leaf)
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value
-        wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
-        averaged = jax.lax.psum(_weighed(wide, weight), axis) / _at_least_one(total, wide)
+        averaged = jax.lax.psum(_weighed(_widen(value), weight), axis) / _divisor(total)
         return averaged.astype(value.dtype) if jnp.issubdtype(value.dtype, jnp.inexact) else averaged
 
-    return jax.tree.map(mean, tree, is_leaf=is_rows)
+    return jax.tree.map(mean, tree, is_leaf=lambda node: is_rows(node) or is_weighted(node))
 
 
 def replicas_of(axis: Axis) -> jax.Array | int:
@@ -41,10 +46,16 @@ def _weighed(values: jax.Array, weight: jax.Array | None) -> jax.Array:
     return values if weight is None else jnp.where(weight > 0, values * weight.astype(values.dtype), 0)
 
 
-def _at_least_one(total: jax.Array | int, like: jax.Array) -> jax.Array:
-    return jnp.maximum(jnp.asarray(total, like.dtype), 1)
+def _widen(values: Any) -> jax.Array:
+    array = jnp.asarray(values)
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
-def _gather(rows: Rows, axis: Axis) -> Rows:
+def _divisor(total: jax.Array | int) -> jax.Array:
+    return jnp.where(jnp.asarray(total) == 0, 1, total)
+
+
+def _gather(rows: Rows, axis: Axis, merge_rows: bool) -> Rows:
     indices, values = (jax.lax.all_gather(part, axis, tiled=True) for part in (rows.indices, rows.values))
-    return Rows(indices, values).sum_duplicates()
+    gathered = Rows(indices, values)
+    return gathered.sum_duplicates() if merge_rows else gathered

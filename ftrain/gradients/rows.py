@@ -110,7 +110,7 @@ def to_dense(tree: Tree, like: Tree) -> Tree:
     )
 
 
-def densify() -> optax.GradientTransformation:
+def densify() -> optax.GradientTransformationExtraArgs:
     """A transform that makes whole tables of `Rows`: it stands in a chain before transforms that know only arrays.
 
     From there on the cost of a step depends on the size of the table again.
@@ -121,4 +121,4 @@ def densify() -> optax.GradientTransformation:
             raise ValueError("densify needs the parameters' shapes: call update(gradients, state, params)")
         return to_dense(gradients, params)
 
-    return optax.stateless(update)
+    return optax.with_extra_args_support(optax.stateless(update))

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-import jax
-
+from ftrain.averages import averaged
 from ftrain.training import Hook, Report, TrainState, Trigger, every
 from ftrain.training.hook import Value
 from ftrain.tree import Tree
@@ -34,7 +33,7 @@ class Evaluator(Hook):
         """What the evaluation of a state gives, under the names it is published by."""
         params = state.params
         if self.use_averages:
-            params = jax.tree.map(lambda mean, own: mean.astype(own.dtype), state.averages, state.params)
+            params = averaged(state.averages, state.params)
         measured = self.evaluate(params)
         if not isinstance(measured, Mapping):
             raise TypeError(f"evaluate must return a dict of numbers and texts, got {measured!r:.60}")

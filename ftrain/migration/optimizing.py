@@ -6,7 +6,7 @@ _SCHEDULE = "without global_step: it returns a function of the step, to be given
 _OPTIMIZER = "an optax transform; use_locking and name are gone"
 _SYNC_REPLICAS = (
     f"{_OPTIMIZER}; update(gradients, opt_state, params, contributions=1, local_step=step) is one arrival; "
-    "variable_averages is averages=0.999, and is of all parameters"
+    "variable_averages is averages=0.999, of all parameters, and its num_updates is averages_ramp=True"
 )
 _NO_QUEUES = "nothing is left to run beside the step: "
 
@@ -95,7 +95,10 @@ TABLE: dict[str, Counterpart] = {
     "tf.clip_by_norm": to("ftrain.gradients.clip_by_norm"),
     "tf.clip_by_average_norm": to("ftrain.gradients.clip_by_average_norm"),
     "tf.clip_by_global_norm": to(
-        "ftrain.gradients.clip_by_global_norm", "ftrain.make_step", note="or make_step(..., clip_global_norm=1.0)"
+        "ftrain.gradients.clip_by_global_norm",
+        "ftrain.make_step",
+        note="or make_step(..., clip_global_norm=1.0), where rows that a batch reads twice are summed before the norm "
+        "is taken; merge_rows=False takes the norm of IndexedSlices, in which they count twice",
     ),
     "tf.global_norm": to("ftrain.gradients.global_norm"),
     "tf.train.experimental.FixedLossScale": to(
@@ -123,7 +126,8 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.ExponentialMovingAverage": to(
         "ftrain.make_step",
         "ftrain.averages.update_averages",
-        note="make_step(..., averages=0.999) keeps them in the state",
+        note="make_step(..., averages=0.999) keeps them in the state; averages_ramp=True is num_updates=global_step; "
+        'TrainState.create(..., averages="encoder/.*") is var_list',
     ),
     "tf.train.ExponentialMovingAverage.apply": to("ftrain.averages.update_averages", "ftrain.averages.ZeroDebiased"),
     "tf.train.ExponentialMovingAverage.average": to("ftrain.TrainState", note="state.averages"),

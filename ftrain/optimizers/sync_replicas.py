@@ -40,6 +40,7 @@ def sync_replicas(
     total_num_replicas: int | None = None,
     *,
     averages: float | None = None,
+    averages_ramp: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """`optimizer`, applied to the mean of the gradients of `replicas_to_aggregate` replicas, once they have arrived.
 
@@ -62,8 +63,9 @@ def sync_replicas(
     Args:
       total_num_replicas: how many replicas there are, `replicas_to_aggregate` by default. The numbers do not depend on
         it: one arrival cannot have more contributions than the larger of the two.
-      averages: the decay of moving averages of the parameters, as in `ftrain.averages.update_averages` with the updates
-        applied so far. `averaged_params` reads them. No transform may change the updates after this one then.
+      averages: the decay of moving averages of the parameters, as in `ftrain.averages.update_averages`.
+        `averaged_params` reads them. No transform may change the updates after this one then.
+      averages_ramp: use a smaller decay at first, by the number of updates applied so far, as `num_updates` there.
     """
     check_transform(optimizer)
     needed = _check_replicas("replicas_to_aggregate", replicas_to_aggregate)
@@ -107,7 +109,8 @@ def sync_replicas(
                 sums = jax.tree.map(jnp.zeros_like, sums)
             updates, inner_state = inner.update(gradients, inner_state, params, **extra)
             if averages is not None:
-                means = update_averages(means, apply_updates(params, updates), averages, before.updates + 1)
+                count = before.updates + 1 if averages_ramp else None
+                means = update_averages(means, apply_updates(params, updates), averages, count)
             return updates, (inner_state, sums, means)
 
         rounds = optax.GradientTransformationExtraArgs(inner.init, apply)  # pyright: ignore[reportArgumentType] - as below

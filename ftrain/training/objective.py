@@ -7,15 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from ftrain.gradients import loss_scale, map_values, value_and_grad
-from ftrain.gradients.accumulation import average
+from ftrain.gradients.accumulation import Differentiated, average
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
+from ftrain.weighted_mean import WeightedMean, is_weighted
 
 Batch = Any  # a pytree of arrays with a leading axis of examples, most often a dict
 Metrics = dict[str, jax.Array]
 
 # (params, batch, rng) -> loss | (loss, metrics)
 # or, with a model state: (params, batch, rng, model_state) -> (loss, metrics, model_state)
+# where the loss and each metric is a scalar, a mean over examples, or a WeightedMean
 LossFunction = Callable[..., Any]
 
 # (params, batch, rng, model_state) -> (loss, (metrics, model_state))
@@ -38,28 +40,40 @@ def make_objective(loss_fn: LossFunction, with_model_state: bool) -> Objective:
 
 
 def differentiate(
-    objective: Objective, state: TrainState, batch: Batch, rng: jax.Array, parts: int
-) -> tuple[jax.Array, Metrics, Tree, Tree]:
-    """Loss, metrics, model state and gradients of a batch, in so many parts."""
+    objective: Objective,
+    state: TrainState,
+    batch: Batch,
+    rng: jax.Array,
+    parts: int,
+    *,
+    merge_rows: bool = True,
+) -> tuple[Differentiated, Tree]:
+    """Loss, metrics and gradients of a batch, computed in `parts` microbatches, and the model state after it."""
     scale = loss_scale(state.opt_state)
 
     def scaled(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
         loss, (metrics, model_state) = objective(params, batch, rng, model_state)
-        return (loss if scale is None else loss * scale), (loss, metrics, model_state)
+        return _scale(loss, scale), (loss, metrics, model_state)
 
-    def part(model_state: Tree, number: jax.Array | None, batch: Batch) -> tuple[Tree, Tree]:
+    def part(model_state: Tree, number: jax.Array | None, batch: Batch) -> tuple[Tree, Differentiated]:
         own_rng = rng if number is None else jax.random.fold_in(rng, number)
-        followed = value_and_grad(scaled, has_aux=True)
+        followed = value_and_grad(scaled, has_aux=True, merge_rows=merge_rows)
         (_, (loss, metrics, model_state)), gradients = followed(state.params, batch, own_rng, model_state)
         if scale is not None:
             gradients = _unscale(gradients, scale)
-        return model_state, (loss, metrics, gradients)
+        return model_state, Differentiated(loss, metrics, gradients)
 
     if parts == 1:
-        model_state, answer = part(state.model_state, None, batch)
+        model_state, found = part(state.model_state, None, batch)
     else:
-        model_state, answer = average(part, state.model_state, batch, parts)
-    return answer[0], answer[1], model_state, answer[2]
+        model_state, found = average(part, state.model_state, batch, parts, merge_rows=merge_rows)
+    return found, model_state
+
+
+def _scale(loss: Any, scale: jax.Array | None) -> Any:
+    if scale is None:
+        return loss
+    return WeightedMean(loss.total * scale, loss.weight) if is_weighted(loss) else loss * scale
 
 
 def _unscale(gradients: Tree, scale: jax.Array) -> Tree:
@@ -70,10 +84,12 @@ def _unscale(gradients: Tree, scale: jax.Array) -> Tree:
 def _check_result(loss: Any, metrics: Any) -> None:
     if loss is None or isinstance(loss, (tuple, list, dict, str)):
         raise TypeError(f"loss_fn must return a scalar loss, or a loss and a dict of metrics, got {loss!r:.80}")
-    if jnp.ndim(loss) != 0:
-        raise ValueError(f"loss_fn must return a scalar loss, got shape {jnp.shape(loss)}; take its mean")
+    for leaf in jax.tree.leaves(loss):  # of a WeightedMean: its total and its weight
+        if jnp.ndim(leaf) != 0:
+            raise ValueError(f"loss_fn must return a scalar loss, got shape {jnp.shape(leaf)}; take its mean")
     if not isinstance(metrics, Mapping):
         raise TypeError(f"loss_fn must return its metrics as a dict, got {type(metrics).__name__}")
     for name, value in metrics.items():
-        if jnp.ndim(value) != 0:
-            raise ValueError(f"metric {name} must be a scalar, got shape {jnp.shape(value)}; take its mean")
+        for leaf in jax.tree.leaves(value) if is_weighted(value) else [value]:
+            if jnp.ndim(leaf) != 0:
+                raise ValueError(f"metric {name} must be a scalar, got shape {jnp.shape(leaf)}; take its mean")

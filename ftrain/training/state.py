@@ -1,7 +1,7 @@
 """The state of a run: everything that a step reads and writes, as one frozen pytree."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ftrain.averages import start_averages
 from ftrain.cluster import MismatchError, Sharding
 from ftrain.tree import Tree
 
@@ -23,7 +24,7 @@ class TrainState:
     step: jax.Array  # steps taken so far; the one clock of a run
     params: Tree
     opt_state: Tree
-    averages: Tree | None  # moving averages of the parameters in float32 at least, if the step keeps them
+    averages: Tree | None  # moving averages of parameters in float32 at least, if the step keeps them
     model_state: Tree | None  # what a model carries beside its parameters: batch statistics, memories
     rng: jax.Array  # never changes: step n draws from fold_in(rng, n), so a resumed run repeats itself
 
@@ -34,16 +35,22 @@ class TrainState:
         optimizer: optax.GradientTransformation,
         *,
         seed: int | jax.Array = 0,
-        averages: bool = False,
+        averages: bool | str | Sequence[str] = False,
         model_state: Tree | None = None,
     ) -> Self:
-        """The state before the first step. `seed` is an integer or a key of `jax.random.key`."""
+        """The state before the first step.
+
+        Args:
+          seed: an integer, or a key of `jax.random.key`.
+          averages: whether the step keeps moving averages of the parameters: of all of them, or of those whose names
+            match one of these regular expressions as a whole, `"encoder/.*"`. The others have None in their places.
+        """
         params, model_state = jax.tree.map(_settle, (params, model_state))
         state = cls(
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=optimizer.init(params),
-            averages=jax.tree.map(_widened_copy, params) if averages else None,
+            averages=_start_averages(params, averages),
             model_state=model_state,
             rng=jax.random.key(seed) if isinstance(seed, int) else seed,
         )
@@ -96,9 +103,11 @@ def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
         ) from None
 
 
-def _widened_copy(leaf: jax.Array) -> jax.Array:
+def _start_averages(params: Tree, averages: bool | str | Sequence[str]) -> Tree | None:
     """In float32 at least: in half precision an average with a long memory would not move."""
-    return jnp.array(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
+    if averages is False:
+        return None
+    return start_averages(params, () if averages is True else averages)
 
 
 def _unshare(state: S) -> S:

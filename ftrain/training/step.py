@@ -12,15 +12,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ftrain.averages import update_averages
 from ftrain.cluster import mesh as meshes
 from ftrain.gradients import clip_by_global_norm, global_norm, loss_scale, skipped_updates, update_with_rows
+from ftrain.gradients.accumulation import Differentiated
 from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
 from ftrain.gradients.sharing import shared_over
 from ftrain.gradients.skipping import check_transform
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
+from ftrain.optimizers.frozen import zero_frozen
 from ftrain.training.objective import Batch, LossFunction, Metrics, differentiate, make_objective
 from ftrain.training.parallel import Parallel, spread
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
+from ftrain.weighted_mean import WeightedMean, value_of
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 M = TypeVar("M")
@@ -35,6 +38,8 @@ def make_step(
     clip_global_norm: float | None = None,
     accumulate: int = 1,
     averages: float | None = None,
+    averages_ramp: bool = False,
+    merge_rows: bool = True,
     with_model_state: bool = False,
     learning_rate: LearningRate | None = None,
     replicas: Axis | None = None,
@@ -44,19 +49,26 @@ def make_step(
     Metrics are those of the loss function and always `loss`, `learning_rate` and `gradient_norm` (before clipping);
     with an optimizer that skips updates, such as one in a `guard`, also `update_skipped` and `updates_skipped`, and
     with `loss_scaling` the `loss_scale`. A table that is read through `ftrain.gradients.lookup` gets a gradient of the
-    rows that were read, if the optimizer takes one.
+    rows that were read, if the optimizer takes one. Parameters that the optimizer freezes, by `optax.set_to_zero()`,
+    have no part in the norm.
 
     Args:
       loss_fn: `(params, batch, rng) -> loss` or `-> (loss, metrics)`; with `with_model_state`,
-        `(params, batch, rng, model_state) -> (loss, metrics, model_state)`.
+        `(params, batch, rng, model_state) -> (loss, metrics, model_state)`. The loss and each metric is a scalar, which
+        counts as a mean over examples, or a `ftrain.WeightedMean`: return that for a mean over anything else, such as
+        the tokens that are not masked, of which parts of a batch have different numbers.
       clip_global_norm: the length that gradients are scaled down to.
-      accumulate: in how many parts the batch is differentiated, one after the other, to save memory. Loss and metrics
-        should be means over examples: theirs are means over the parts. Each part draws random numbers of its own.
-      averages: the decay of moving averages of the parameters; create the state with `averages=True`. Those of a table
-        cost time for all of its rows.
+      accumulate: in how many parts the batch is differentiated, one after the other, to save memory. Each part draws
+        random numbers of its own.
+      averages: the decay of moving averages of the parameters, a -= (1 - decay) * (a - p); create the state with
+        `averages=True`, or with a pattern for some of them. Those of a table cost time for all of its rows.
+      averages_ramp: use the smaller of `averages` and (1 + n) / (10 + n) as the decay of step n, so that averages leave
+        the initial parameters quickly: `num_updates` of TensorFlow 1's ExponentialMovingAverage.
+      merge_rows: whether rows of a table that a batch reads twice are summed before their norm is taken, as in the
+        gradient of the whole table. False takes the norm of what was read, as TensorFlow 1 does for IndexedSlices.
       replicas: the axis over which replicas of this step, each with its part of the batch, take their means, for
-        `shard_map` and `pmap`. Loss, metrics and model state should be means over examples. Random numbers are its
-        own in each. Examples that an entry CONTRIBUTES of the batch gives a weight of 0 leave their replica out.
+        `shard_map` and `pmap`. The model state should be means over examples. Random numbers are its own in each.
+        Examples that an entry CONTRIBUTES of the batch gives a weight of 0 leave their replica out.
       learning_rate: shown in the metrics for an optimizer whose state does not tell its rate, as plain optax ones;
         without it they show NaN.
     """
@@ -73,15 +85,20 @@ def make_step(
         check_parameters(state.params)
         rng = _rng_of(state, replicas)
         batch, weight = _split_weight(batch, replicas)
-        found = differentiate(objective, state, batch, rng, accumulate)
+        found, model_state = differentiate(objective, state, batch, rng, accumulate, merge_rows=merge_rows)
         contributions = {}
         if replicas is not None:
-            found = _mean_of_all(found, replicas, weight)
+            found, model_state = _mean_of_all(found, model_state, replicas, weight, merge_rows)
             contributions["contributions"] = replicas_of(replicas) if weight is None else jax.lax.psum(weight, replicas)
-        loss, metrics, model_state, gradients = found
+        loss = value_of(found.value)
+        metrics = {name: value_of(metric) for name, metric in found.auxiliary.items()}
         if weight is not None:  # what nobody contributed to stays
             is_any = contributions["contributions"] > 0
             model_state = jax.tree.map(lambda new, old: jnp.where(is_any, new, old), model_state, state.model_state)
+        extra = {"value": loss, **contributions}
+        gradients = zero_frozen(
+            found.gradients, optimizer, state.opt_state, state.params, value_fn=lambda params: loss, **extra
+        )
         norm = global_norm(gradients)
         if clip_global_norm is not None:
             gradients, _ = clip_by_global_norm(gradients, clip_global_norm, use_norm=norm)
@@ -90,9 +107,8 @@ def make_step(
             gradients,
             state.opt_state,
             state.params,
-            value=loss,
             value_fn=lambda params: _mean(objective(params, batch, rng, state.model_state)[0], replicas, weight),
-            **contributions,
+            **extra,
         )
         params = apply_updates(state.params, updates)
         skips = _shown_skips(state.opt_state, opt_state)
@@ -104,7 +120,7 @@ def make_step(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            averages=_average(state, params, averages),
+            averages=_average(state, params, averages, averages_ramp),
             model_state=model_state,
         )
         rate = _shown_rate(opt_state, learning_rate, state.step)
@@ -115,7 +131,9 @@ def make_step(
 
     def gradients_of(state: TrainState, batch: Batch) -> tuple[jax.Array, Metrics, Tree, Tree]:
         batch, _ = _split_weight(batch, replicas)
-        return differentiate(objective, state, batch, _rng_of(state, replicas), accumulate)
+        found, model_state = differentiate(objective, state, batch, _rng_of(state, replicas), accumulate)
+        metrics = {name: value_of(metric) for name, metric in found.auxiliary.items()}
+        return value_of(found.value), metrics, model_state, found.gradients
 
     step.differentiate = gradients_of  # pyright: ignore[reportFunctionMemberAccess] - for who looks for a NaN
     return step
@@ -180,23 +198,29 @@ def _split_weight(batch: Batch, replicas: Axis | None) -> tuple[Batch, jax.Array
     return rest, jnp.min(batch[CONTRIBUTES]).astype(jnp.float32)
 
 
-def _mean_of_all(found: tuple[Tree, ...], replicas: Axis, weight: jax.Array | None) -> tuple[Tree, ...]:
-    """Loss, metrics, model state and gradients of all replicas; what is counted in the state is the same in each."""
-    loss, metrics, state, gradients = mean_over_replicas(found, replicas, weight)
-    state = jax.tree.map(lambda own, mean: mean if mean.dtype == own.dtype else own, found[2], state)
-    return loss, metrics, state, gradients
+def _mean_of_all(
+    found: Differentiated, model_state: Tree, replicas: Axis, weight: jax.Array | None, merge_rows: bool
+) -> tuple[Differentiated, Tree]:
+    """Loss, metrics, gradients and model state of all replicas; what is counted in the state is the same in each."""
+    value, auxiliary, means = mean_over_replicas((found.value, found.auxiliary, model_state), replicas, weight)
+    share = weight
+    if isinstance(found.value, WeightedMean):
+        share = jnp.asarray(found.value.weight, jnp.float32) * (1 if weight is None else weight)
+    gradients = mean_over_replicas(found.gradients, replicas, share, merge_rows=merge_rows)
+    kept = jax.tree.map(lambda own, mean: mean if mean.dtype == own.dtype else own, model_state, means)
+    return Differentiated(value, auxiliary, gradients), kept
 
 
-def _mean(loss: jax.Array, replicas: Axis | None, weight: jax.Array | None) -> jax.Array:
-    return loss if replicas is None else mean_over_replicas(loss, replicas, weight)
+def _mean(loss: jax.Array | WeightedMean, replicas: Axis | None, weight: jax.Array | None) -> jax.Array:
+    return value_of(loss if replicas is None else mean_over_replicas(loss, replicas, weight))
 
 
-def _average(state: TrainState, params: Tree, decay: float | None) -> Tree | None:
+def _average(state: TrainState, params: Tree, decay: float | None, ramp: bool) -> Tree | None:
     if decay is None:
         return state.averages
     if state.averages is None:
         raise ValueError("this step keeps averages: create its state with TrainState.create(..., averages=True)")
-    return update_averages(state.averages, params, decay, state.step)
+    return update_averages(state.averages, params, decay, state.step + 1 if ramp else None)
 
 
 def _shown_skips(before: Tree, after: Tree) -> Metrics:

@@ -123,6 +123,13 @@ def test_a_schedule_may_take_arrays(config):
     )
 
 
+def test_averages_may_be_of_some_parameters(config):
+    job = build(plan(load(config, ["step.averages=0.9", 'step.averages_of=["w"]', "step.averages_ramp=true"])))
+    assert job.initial_state().averages["b"] is None
+    message = "step.averages_of: needs step.averages, a decay such as 0.999"
+    assert message in message_of(config, 'step.averages_of=["w"]')
+
+
 def test_averages_need_a_decay(config):
     assert "evaluation.use_averages needs step.averages" in message_of(config, "evaluation.use_averages=true")
 

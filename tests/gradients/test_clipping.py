@@ -102,6 +102,18 @@ def test_the_norm_of_half_precision_does_not_overflow():
     np.testing.assert_allclose(clipped["a"], 0.5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_is_clipped_in_float32(dtype):
+    leaf = jnp.linspace(100, 300, 1000, dtype=dtype)
+    wide = leaf.astype(jnp.float32)
+    for function, arguments in ((clip_by_norm, (3.0,)), (clip_by_average_norm, (0.01,)), (clip_by_global_norm, (7.0,))):
+        clipped = function(leaf, *arguments)
+        expected = function(wide, *arguments)
+        clipped, expected = (each[0] if isinstance(each, tuple) else each for each in (clipped, expected))
+        assert clipped.dtype == dtype
+        np.testing.assert_array_equal(clipped, expected.astype(dtype))
+
+
 def test_norms_along_axes():
     leaf = jnp.array([[3.0, 4.0], [0.3, 0.4]])
     np.testing.assert_allclose(clip_by_norm(leaf, 1.0, axes=1), [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)

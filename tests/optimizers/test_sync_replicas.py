@@ -164,14 +164,15 @@ def test_contributions_that_the_device_knows(given, wanted):
     assert counts(update(jnp.asarray(given)))[0] == wanted
 
 
-def test_averages_follow_updates_and_not_arrivals():
-    transform = sync_replicas(optimizers.gradient_descent(0.5), 2, averages=0.99)
+@pytest.mark.parametrize("ramp", [True, False])
+def test_averages_follow_updates_and_not_arrivals(ramp):
+    transform = sync_replicas(optimizers.gradient_descent(0.5), 2, averages=0.99, averages_ramp=ramp)
     params, state, expected = PARAMS, transform.init(PARAMS), PARAMS
     for n in range(1, 9):
         updates, state = transform.update({"w": jnp.full(2, float(n))}, state, params)
         params = apply_updates(params, updates)
         if n % 2 == 0:
-            expected = update_averages(expected, params, 0.99, n // 2)
+            expected = update_averages(expected, params, 0.99, n // 2 if ramp else None)
         np.testing.assert_allclose(averaged_params(state)["w"], expected["w"], rtol=1e-6)
 
 

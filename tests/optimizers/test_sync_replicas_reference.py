@@ -72,7 +72,7 @@ def test_a_run_of_the_references_own_optimizer():
         ([0.08294704556465149, -2.500032901763916], [0.193807452917099, -2.437675952911377]),
         ([-0.2553476095199585, -2.588029623031616], [-0.12060108780860901, -2.5429234504699707]),
     ]
-    transform = sync_replicas(optimizers.momentum(0.1, 0.9), 2, 1, averages=0.3)
+    transform = sync_replicas(optimizers.momentum(0.1, 0.9), 2, 1, averages=0.3, averages_ramp=True)
     params, state, update = PARAMS, transform.init(PARAMS), jax.jit(transform.update)
     for n, gradient in enumerate(given):
         updates, state = update({"w": jnp.array(gradient)}, state, params)

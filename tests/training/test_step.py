@@ -7,6 +7,7 @@ import pytest
 from regression import init_params, loss_fn, make_arrays
 
 from ftrain import TrainState, compile_step, make_step, optimizers
+from ftrain.averages import averaged
 from ftrain.cluster import make_mesh
 
 BATCH = make_arrays(16)
@@ -68,12 +69,44 @@ def test_a_model_state_is_carried():
     assert int(state.model_state["batches"]) == 2
 
 
-def test_averages_are_kept_if_asked_for():
+@pytest.mark.parametrize("ramp", [False, True])
+def test_averages_are_those_of_tensorflow(ramp):
+    """ExponentialMovingAverage(0.99) and, with the ramp, ExponentialMovingAverage(0.99, global_step), over 200 steps.
+
+    Both are applied after the optimizer, which has counted the step by then.
+    """
     state = TrainState.create(init_params(), SGD, averages=True)
-    after, _ = make_step(loss_fn, SGD, averages=0.9)(state, BATCH)
-    assert_close(after.averages, jax.tree.map(lambda new: 0.9 * new, after.params))  # d = min(0.9, 1/10), from zero
+    step = jax.jit(make_step(loss_fn, SGD, averages=0.99, averages_ramp=ramp))
+    means = jax.tree.map(np.float64, init_params())
+    for n in range(1, 201):
+        state, _ = step(state, BATCH)
+        decay = min(0.99, (1 + n) / (10 + n)) if ramp else 0.99
+        means = jax.tree.map(lambda m, p, d=decay: m - (1 - d) * (m - np.float64(p)), means, state.params)
+    chex.assert_trees_all_close(state.averages, jax.tree.map(np.float32, means), rtol=2e-5)
+
+
+def test_averages_need_a_state_that_has_them():
     with pytest.raises(ValueError, match="averages=True"):
         make_step(loss_fn, SGD, averages=0.9)(TrainState.create(init_params(), SGD), BATCH)
+
+
+def test_averages_may_be_of_some_parameters():
+    state = TrainState.create(init_params(), SGD, averages="w")
+    assert state.averages["b"] is None
+    after, _ = jax.jit(make_step(loss_fn, SGD, averages=0.5))(state, BATCH)
+    assert_close(after.averages["w"], after.params["w"] * 0.5)
+    assert after.averages["b"] is None
+    used = averaged(after.averages, after.params)
+    assert_close(used, {"w": after.averages["w"], "b": after.params["b"]})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("x.*", r"averages: pattern 'x\.\*' matches no leaf; there are b, w"), ("(", r"'\(' is not a regular expression")],
+)
+def test_a_pattern_that_matches_no_parameter_is_refused(pattern, message):
+    with pytest.raises(ValueError, match=message):
+        TrainState.create(init_params(), SGD, averages=["w", pattern])
 
 
 def test_plain_optax_shows_the_rate_it_is_told():

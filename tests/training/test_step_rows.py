@@ -168,3 +168,35 @@ def test_nothing_is_warned_of_when_rows_are_taken():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(loss_fn, optimizers.adam(0.1), steps=1)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_rows_read_twice_count_once_or_as_in_tensorflow(accumulate):
+    """The norm of the table's gradient, or of the values of TensorFlow 1's IndexedSlices, which repeat a row."""
+    table = {"table": jnp.zeros((5, 2))}
+    batch = {"ids": np.array([3, 1, 3, 3]), "slope": np.array([1.0, 2.0, 3.0, 4.0], np.float32)}
+
+    def loss(params, batch, rng):
+        return jnp.mean(lookup(params["table"], batch["ids"]).sum(1) * batch["slope"])
+
+    norms = {}
+    for merge_rows in (True, False):
+        optimizer = optimizers.gradient_descent(1.0)
+        step = jax.jit(make_step(loss, optimizer, clip_global_norm=0.5, merge_rows=merge_rows, accumulate=accumulate))
+        after, metrics = step(TrainState.create(table, optimizer), batch)
+        norms[merge_rows] = float(metrics["gradient_norm"])
+        moved = np.array([[0, 0], [2, 2], [0, 0], [8, 8], [0, 0]], np.float32) / 4
+        np.testing.assert_allclose(after.params["table"], -moved * 0.5 / norms[merge_rows], rtol=1e-5)
+    assert norms[True] == pytest.approx(np.sqrt(2 * (2**2 + 8**2)) / 4)
+    assert norms[False] == pytest.approx(np.sqrt(2 * (1 + 4 + 9 + 16)) / 4)
+
+
+def test_rows_outside_of_the_table_have_no_norm():
+    def loss(params, batch, rng):
+        return jnp.sum(lookup(params["table"], batch["ids"], out_of_range="drop"))
+
+    for merge_rows in (True, False):
+        step = make_step(loss, optimizers.gradient_descent(1.0), merge_rows=merge_rows)
+        state = TrainState.create({"table": jnp.zeros((5, 2))}, optimizers.gradient_descent(1.0))
+        _, metrics = jax.jit(step)(state, {"ids": np.array([7, -1, 2])})
+        assert float(metrics["gradient_norm"]) == pytest.approx(np.sqrt(2))

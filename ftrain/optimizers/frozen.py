@@ -1,0 +1,126 @@
+"""Frozen parameters: those that an optimizer never moves, found by tracing its update."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from ftrain.gradients.rows import Rows, is_rows
+from ftrain.tree import Tree, leaves_like, nodes_of
+
+# Operations whose results are zero if their first operand is.
+_LINEAR = {
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "div",
+    "dynamic_slice",
+    "gather",
+    "neg",
+    "pad",
+    "real",
+    "reduce_sum",
+    "reshape",
+    "sharding_constraint",
+    "slice",
+    "squeeze",
+    "transpose",
+}
+_SUMS = {"add", "add_any", "concatenate", "max", "min", "sub"}  # zero if all operands are
+
+
+def zero_frozen(
+    gradients: Tree, optimizer: optax.GradientTransformation, opt_state: Tree, params: Tree, **extra: Any
+) -> Tree:
+    """`gradients` with zeros for the parameters whose update is zero, whatever the gradients are.
+
+    `optax.multi_transform` and `optax.masked` freeze parameters by `optax.set_to_zero()`. Their gradients move nothing,
+    so they must not count in a norm either, and need not be computed.
+    """
+    if not nodes_of(opt_state, optax.MaskedState):  # no transform works on a part of the parameters
+        return gradients
+    leaves, structure = jax.tree.flatten(gradients, is_leaf=is_rows)
+    frozen = frozen_leaves(optimizer, gradients, opt_state, params, **extra)
+    if not any(frozen) or len(frozen) != len(leaves):
+        return gradients
+    pairs = zip(leaves, frozen, strict=True)
+    return structure.unflatten([_zero(leaf) if is_frozen else leaf for leaf, is_frozen in pairs])
+
+
+def frozen_leaves(
+    optimizer: optax.GradientTransformation, gradients: Tree, opt_state: Tree, params: Tree, **extra: Any
+) -> list[bool]:
+    """For each parameter, True if its update is zero for all gradients; a walk through the traced update tells."""
+    with_extra = optax.with_extra_args_support(optimizer)
+    tables = jax.tree.leaves(params)
+    given = jax.tree.map(_dense_shape, leaves_like(gradients, params, "gradients"), tables, is_leaf=_is_gradient)
+    abstract = jax.tree.structure(params).unflatten(given)
+
+    def update(gradients: Tree, opt_state: Tree, params: Tree) -> list[Any]:
+        updates, _ = with_extra.update(gradients, opt_state, params, grad=gradients, **extra)
+        found = leaves_like(updates, params, "updates")
+        return [jnp.ones(()) if leaf is None else leaf for leaf in found]
+
+    try:
+        traced = jax.make_jaxpr(update)(abstract, opt_state, params)
+    except Exception:  # noqa: BLE001 - the update itself raises it again, where it belongs
+        return [False] * len(tables)
+    return _are_zero(traced.jaxpr, [False] * len(traced.jaxpr.invars))
+
+
+def _is_gradient(node: Any) -> bool:
+    return node is None or is_rows(node)
+
+
+def _dense_shape(gradient: Any, table: jax.Array) -> Any:
+    if gradient is None:
+        return None
+    values = gradient.values if isinstance(gradient, Rows) else gradient
+    return jax.ShapeDtypeStruct(jnp.shape(table), jnp.result_type(values))
+
+
+def _zero(gradient: Any) -> Any:
+    return gradient.map(jnp.zeros_like) if isinstance(gradient, Rows) else jnp.zeros_like(gradient)
+
+
+def _are_zero(jaxpr: Jaxpr, inputs: list[bool]) -> list[bool]:
+    """For each result of a traced function, whether it is zero, knowing which inputs are."""
+    zeros = {variable for variable, is_zero in zip(jaxpr.invars, inputs, strict=True) if is_zero}
+
+    def is_zero(variable: Any) -> bool:
+        if isinstance(variable, Literal):
+            return bool(np.all(np.asarray(variable.val) == 0))
+        return variable in zeros
+
+    for equation in jaxpr.eqns:
+        operands = [is_zero(variable) for variable in equation.invars]
+        results = zip(equation.outvars, _of_equation(equation, operands), strict=True)
+        zeros |= {variable for variable, result_is_zero in results if result_is_zero}
+    return [is_zero(variable) for variable in jaxpr.outvars]
+
+
+def _of_equation(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
+    name = equation.primitive.name
+    count = len(equation.outvars)
+    if name in _LINEAR:
+        return [operands[0]]
+    if name == "mul":
+        return [any(operands)]
+    if name in _SUMS:
+        return [all(operands)]
+    if name == "select_n":
+        return [all(operands[1:])]
+    if name == "optimization_barrier":
+        return operands
+    if name == "cond":
+        branches = [_are_zero(branch.jaxpr, operands[1:]) for branch in equation.params["branches"]]
+        return [all(results) for results in zip(*branches, strict=True)]
+    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+    if isinstance(inner, Jaxpr) and len(inner.invars) == len(operands) and len(inner.outvars) == count:
+        return _are_zero(inner, operands) if name not in ("scan", "while", "shard_map") else [False] * count
+    return [False] * count
