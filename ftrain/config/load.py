@@ -74,13 +74,26 @@ def _parse_value(text: str) -> Any:
 
 
 def _set(values: Table, key: str, value: Any) -> None:
+    """Set a dotted key; a number chooses the entry of an array."""
     *tables, last = key.split(".")
+    place: Any = values
     for depth, name in enumerate(tables):
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
+        place = place[_index(place, name, tables[:depth])] if isinstance(place, list) else place.setdefault(name, {})
+        if not isinstance(place, (dict, list)):
             table = ".".join(tables[: depth + 1])
-            raise ConfigError(f"command line: {key}: {table} is the value {values!r}, not a table with keys")
-    values[last] = value
+            raise ConfigError(f"command line: {key}: {table} is the value {place!r}, not a table with keys")
+    if isinstance(place, list):
+        place[_index(place, last, tables)] = value
+    else:
+        place[last] = value
+
+
+def _index(array: list[Any], name: str, tables: list[str]) -> int:
+    if name.isdecimal() and int(name) < len(array):
+        return int(name)
+    there = f"0 to {len(array) - 1}" if array else "none"
+    where = ".".join(tables)
+    raise ConfigError(f"command line: {where}.{name}: {where} has {len(array)} entries, {there}")
 
 
 def _neighbours(path: Path) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftrain.cluster import Sharding, make_mesh
-from ftrain.config.call import Call, call, check_table, component, resolve
+from ftrain.config.call import Call
+from ftrain.config.checking import call, check_table, component, resolve
 from ftrain.config.kinds import HOOK, OPTIMIZER, TASK
 from ftrain.config.load import Config, Table
 from ftrain.config.types import Parameter, parameters
