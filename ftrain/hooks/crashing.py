@@ -1,5 +1,6 @@
 """The hook that keeps a step that failed."""
 
+import shlex
 from pathlib import Path
 
 from ftrain.training import Hook
@@ -24,5 +25,6 @@ class CrashBundle(Hook):
             return
         crash = write_crash(self.directory, error, past)
         has_config = (self.directory / "config.toml").exists()
-        way = f"ftrain replay {self.directory}" if has_config else f'ftrain.training.read_crash("{self.directory}")'
+        place = str(self.directory)
+        way = f"ftrain replay {shlex.quote(place)}" if has_config else f"ftrain.training.read_crash({place!r})"
         error.add_note(f"kept in {crash.directory}; to see it again: {way}")

@@ -42,5 +42,5 @@ def _finite_in_size(name: str, value: float) -> float:
     try:
         float(value)
     except OverflowError:
-        raise TypeError(f"{name} is a whole number of {value.bit_length()} bits, too large for a float") from None
+        raise TypeError(f"{name} is a whole number of {int(value).bit_length()} bits, too large for a float") from None
     return value

@@ -201,7 +201,7 @@ def test_a_mistake_in_the_file_names_the_file(config):
 def test_a_missing_file_names_its_neighbours(config):
     wrong = config.with_name("jib.toml")
     assert message_of(wrong) == f"{wrong}: there is no such file; there are {config}"
-    assert "cannot be read: Is a directory" in message_of(config.parent)
+    assert f"{config.parent}: is a directory without a config.toml; there are {config}\n" in message_of(config.parent)
 
 
 NAMES = st.sampled_from(["adam", "optax.lion", "optax.chain", "optax.MultiSteps", "builtins.dict", "os.getcwd", "a:b"])
