@@ -13,6 +13,7 @@ import numpy as np
 from regression import init_params, loss_fn, make_arrays
 
 from ftrain.data import ArraySource
+from ftrain.hooks import SaveListener
 from ftrain.tasks import Task
 
 received: dict[str, object] = {}  # by the last call of `typed`
@@ -89,6 +90,11 @@ def typed(
     received.clear()
     received.update(locals())
     return Task(init_params, loss_fn, ArraySource(make_arrays()))
+
+
+class Demanding(SaveListener):
+    def __init__(self, place: str):
+        self.place = place
 
 
 def needs_opaque(opaque: Opaque) -> Task:

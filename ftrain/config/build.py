@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from ftrain.cluster import Sharding, batch_shard, split_batch
 from ftrain.config.call import Call, Named
-from ftrain.config.checking import named
+from ftrain.config.checking import call, named
 from ftrain.config.kinds import OPTIMIZER
 from ftrain.config.load import ConfigError
 from ftrain.config.plan import INPUT, Plan
@@ -209,7 +209,7 @@ def _listeners(plan: Plan) -> list[SaveListener]:
     for name, listener in zip(names, listeners, strict=True):
         if not (isinstance(listener, type) and issubclass(listener, SaveListener)):
             raise plan.config.error(key, f"{name!r} is not a class of listeners, ftrain.hooks.SaveListener")
-    return [listener() for listener in listeners]
+    return [call(key, listener, {}, plan.config).make() for listener in listeners]
 
 
 def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
@@ -226,7 +226,7 @@ def _learning_rate(optimizer: Call) -> LearningRate | None:
     if "learning_rate" in optimizer.arguments:
         rate = optimizer.arguments["learning_rate"]
         return rate.make() if isinstance(rate, (Call, Named)) else rate
-    inner = [call for call in optimizer.nested() if call.kind is OPTIMIZER]
+    inner = [nested for nested in optimizer.nested() if nested.kind is OPTIMIZER]
     rates = [rate for rate in map(_learning_rate, inner) if rate is not None]
     # MultiSteps has its own clock: a schedule inside of it sees another step than the run's.
     is_late = optimizer.function is optax.MultiSteps and callable(rates[0] if rates else None)

@@ -121,6 +121,8 @@ def plan(config: Config) -> Plan:
         calls[name] = call(name, section.function, table, config, given=section.given, beside=section.more())
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
+    if "\0" in calls["run"].arguments["directory"]:
+        raise config.error("run.directory", "must not have a NUL character in it")
     _check("step.fuse", check_fuse, calls["step"].arguments["fuse"], config)
     for key, least in (("connect_timeout", 1.0), ("hang_timeout", 0.0)):
         seconds = calls["cluster"].arguments[key]

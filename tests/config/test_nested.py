@@ -170,6 +170,11 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         (["optimizer={name='math.pi'}"], "optimizer.name: 'math.pi' is no function or class, it is 3.14"),
         (["optimizer={name=''}"], "optimizer.name: should be the name of a function, got ''; name one of"),
         (["optimizer={name='optax.'}"], "optimizer.name: 'optax.' is missing: optax has no function"),
+        (
+            ["checkpoint.listeners=['typed_task:Demanding']"],
+            "checkpoint.listeners.place: is missing, and it has no def",
+        ),
+        (['run.directory="a\\u0000b"'], "run.directory: must not have a NUL character in it"),
         (["task=typed_task:raising"], "[model] fails: KeyError: 'of the task'"),
     ],
 )
