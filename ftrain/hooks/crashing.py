@@ -1,5 +1,6 @@
 """The hook that keeps a step that failed."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -26,5 +27,6 @@ class CrashBundle(Hook):
         crash = write_crash(self.directory, error, past)
         has_config = (self.directory / "config.toml").exists()
         place = str(self.directory)
-        way = f"ftrain replay {shlex.quote(place)}" if has_config else f"ftrain.training.read_crash({place!r})"
+        in_python = f"ftrain.training.read_crash({json.dumps(place)})"
+        way = f"ftrain replay {shlex.quote(place)}" if has_config else in_python
         error.add_note(f"kept in {crash.directory}; to see it again: {way}")
