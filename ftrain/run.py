@@ -26,6 +26,7 @@ from ftrain.hooks import (
 from ftrain.launching.reporter import reporter_of_this_process
 from ftrain.optimizers import LearningRate
 from ftrain.training import Fuse, Hook, Loop, Scaffold, TrainState, Trigger, every, make_step, stop_on_signals
+from ftrain.training.arguments import check_arrays, check_optimizer
 from ftrain.training.objective import LossFunction
 from ftrain.training.parallel import Parallel, axis_of
 from ftrain.training.step import Step
@@ -125,6 +126,8 @@ def train(
     `averages`, `averages_ramp`, `merge_rows` and `learning_rate` are those of `make_step`; `fuse`, `scaffold`,
     `sharding`, `parallel`, `recoveries` and `company` those of `Loop`.
     """
+    check_optimizer(optimizer)  # now, before anything is written
+    check_arrays("params", params)
     step = make_step(
         loss_fn,
         optimizer,

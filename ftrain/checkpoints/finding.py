@@ -1,5 +1,6 @@
 """Finding checkpoints: what a path that a user gives stands for."""
 
+import re
 from pathlib import Path
 
 from ftrain.checkpoints.catalog import Catalog, committed, read_catalog
@@ -46,10 +47,45 @@ def locate(path: str | Path) -> Path:
         return inside
     if path.is_dir() and (latest := latest_checkpoint(path)) is not None:
         return latest
-    what = "holds no checkpoint" if path.is_dir() else "is not there"
     raise CheckpointError(
-        f"{path} {what}; wanted is a checkpoint, a directory of checkpoints or of a run, or a prefix of TensorFlow's"
+        f"{path} {describe(path)}; expected a checkpoint, a directory of checkpoints or of a run, or the prefix of a "
+        "TensorFlow checkpoint"
     )
+
+
+def describe(path: Path) -> str:
+    """What stands at a path that is no checkpoint, as the end of a sentence, with the way out if there is one."""
+    inside = next((parent for parent in path.parents if is_tree(parent)), None)
+    if inside is not None and path.exists():
+        return f"is a part of the checkpoint {inside}: name that"
+    if path.is_dir():
+        return "holds no checkpoint"
+    if not path.is_file():
+        return "is a broken link" if path.is_symlink() else "does not exist"
+    prefix = re.sub(r"\.(meta|data-\d{5}-of-\d{5})$", "", path.name)
+    if prefix != path.name:
+        is_whole = is_tf_checkpoint(path.with_name(prefix))
+        way_out = f"name {path.with_name(prefix)}" if is_whole else f"{prefix}.index is missing beside it"
+        return f"is one file of a TensorFlow checkpoint: {way_out}"
+    if path.name == "checkpoint":
+        return f"is the list that TensorFlow keeps of its checkpoints: name its directory, {path.parent}"
+    return f"is {_kind(path)}, not a checkpoint"
+
+
+def _kind(path: Path) -> str:
+    known = {
+        ".safetensors": "a safetensors file: read it with safetensors.numpy.load_file",
+        ".npz": "a file of numpy arrays: read it with numpy.load",
+        ".npy": "a numpy array: read it with numpy.load",
+        ".h5": "an HDF5 file, as Keras writes them",
+        ".keras": "a Keras archive",
+        ".pt": "a PyTorch file",
+        ".pth": "a PyTorch file",
+        ".msgpack": "a msgpack file, as flax writes them: read it with flax.serialization",
+        ".pb": "a TensorFlow graph, which holds no variables",
+    }
+    suffix = path.suffix.lower()
+    return known.get(suffix, f"a {suffix} file" if suffix else "a file")
 
 
 def directory_of(path: str | Path) -> Path:

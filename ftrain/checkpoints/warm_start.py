@@ -73,7 +73,12 @@ def warm_start(
 
 
 def _open(checkpoint: Checkpoint) -> Readable:
-    return open_reader(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
+    if isinstance(checkpoint, (str, Path)):
+        return open_reader(checkpoint)
+    if not hasattr(checkpoint, "variables") or not hasattr(checkpoint, "read"):
+        got = type(checkpoint).__name__
+        raise CheckpointError(f"checkpoint must be a path, or a reader with `variables` and `read`, got a {got}")
+    return checkpoint
 
 
 def _outermost_first(assignments: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

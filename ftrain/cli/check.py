@@ -1,5 +1,6 @@
 """ftrain check CONFIG [key=value ...]"""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,8 @@ def check(
     from ftrain.tree import count_bytes, count_elements, named_leaves
 
     planned = plan(load(config, overrides or []))
+    if planned.config.notice:
+        print(planned.config.notice)
     imagined = None if devices is None else _imagine(planned, devices)
     job = build(planned if imagined is None else on_one_device(planned))
     axes = imagined or job.mesh.shape
@@ -65,7 +68,7 @@ def check(
     if differences:
         print(f"{job.directory} holds another run ({'; '.join(differences)}): choose another, run.directory=PATH")
     else:
-        print(f"good; train it with: ftrain train {' '.join([str(config), *(overrides or [])])}")
+        print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
 
 
 def _imagine(planned: "Plan", devices: int) -> dict[str, int]:

@@ -17,7 +17,10 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 def launch(
     config: Annotated[
         Path,
-        typer.Argument(metavar="CONFIG", help="A TOML file to train, or a program that ends in .py."),
+        typer.Argument(
+            metavar="CONFIG",
+            help="A TOML file to train, the directory of a run to resume, or a program that ends in .py.",
+        ),
     ],
     arguments: Annotated[
         list[str] | None,
@@ -78,9 +81,9 @@ def _command(config: Path, arguments: list[str]) -> tuple[str, ...]:
     if misplaced:
         raise typer.BadParameter(f"{misplaced[0]} is an option of launch and has to stand before {config}")
     if not config.is_file():
-        from ftrain.config.load import read_toml
+        from ftrain.config.load import config_file, read_toml
 
-        read_toml(config)  # says what there is instead, as for `ftrain train`
+        read_toml(config_file(config))  # says what is wrong with it, as for `ftrain train`
     return (sys.executable, "-m", "ftrain", "train", str(config), *arguments)
 
 

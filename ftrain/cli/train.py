@@ -1,6 +1,7 @@
 """ftrain train CONFIG [key=value ...]"""
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -34,7 +35,7 @@ def train(
     ] = None,
     task: Annotated[str | None, typer.Option(help="Which of them this one is, as worker:0.")] = None,
 ) -> None:
-    """Train what CONFIG describes; the same command again resumes.
+    """Train what CONFIG describes; the same command again resumes, and so does `ftrain train RUN`.
 
     Ctrl-C saves and stops, twice stops at once. Where several processes train together (ftrain launch, SLURM,
     Kubernetes, TF_CONFIG) each of them is this command.
@@ -99,6 +100,8 @@ def _train(
             company=company,
         )
         if state is not None:
+            if planned.config.notice:
+                print(planned.config.notice, flush=True)
             _introduce(job, company.count, count_elements(state.params))
         with run:
             requests.pass_on(run.interrupt)
@@ -133,11 +136,11 @@ def _conclude(job: "Job", run: "Run", seconds: float) -> None:
         return
     taken = run.steps_taken - run.start_step
     print(f"done: {taken:,} steps in {seconds:.1f} s" if taken else f"all {job.steps:,} steps were taken before")
-    print(f"look at it:    {_command('tensorboard')} --logdir {job.directory}")
-    print(f"evaluate it:   {_command('ftrain')} eval {job.directory}")
+    print(f"look at it:    {_command('tensorboard')} --logdir {shlex.quote(str(job.directory))}")
+    print(f"evaluate it:   {_command('ftrain')} eval {shlex.quote(str(job.directory))}")
 
 
 def _command(name: str) -> str:
     """What to type for a program of this environment, which may not be activated."""
     beside = Path(sys.executable).with_name(name)
-    return name if shutil.which(name) or not beside.exists() else os.path.relpath(beside)
+    return name if shutil.which(name) or not beside.exists() else shlex.quote(os.path.relpath(beside))

@@ -9,7 +9,9 @@ import optax
 from jax.sharding import Mesh
 
 from ftrain.cluster import Sharding, batch_shard, split_batch
-from ftrain.config.call import Call, named
+from ftrain.config.call import Call, Named
+from ftrain.config.checking import call, named
+from ftrain.config.kinds import OPTIMIZER
 from ftrain.config.load import ConfigError
 from ftrain.config.plan import INPUT, Plan
 from ftrain.config.types import parameters
@@ -214,7 +216,7 @@ def _listeners(plan: Plan) -> list[SaveListener]:
     for name, listener in zip(names, listeners, strict=True):
         if not (isinstance(listener, type) and issubclass(listener, SaveListener)):
             raise plan.config.error(key, f"{name!r} is not a class of listeners, ftrain.hooks.SaveListener")
-    return [listener() for listener in listeners]
+    return [call(key, listener, {}, plan.config).make() for listener in listeners]
 
 
 def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
@@ -227,5 +229,12 @@ def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
 
 
 def _learning_rate(optimizer: Call) -> LearningRate | None:
-    rate = optimizer.arguments.get("learning_rate")
-    return rate.make() if isinstance(rate, Call) else rate
+    """The learning rate that a config gives its optimizer, or the one optimizer inside of it that has one."""
+    if "learning_rate" in optimizer.arguments:
+        rate = optimizer.arguments["learning_rate"]
+        return rate.make() if isinstance(rate, (Call, Named)) else rate
+    inner = [nested for nested in optimizer.nested() if nested.kind is OPTIMIZER]
+    rates = [rate for rate in map(_learning_rate, inner) if rate is not None]
+    # MultiSteps has its own clock: a schedule inside of it sees another step than the run's.
+    is_late = optimizer.function is optax.MultiSteps and callable(rates[0] if rates else None)
+    return rates[0] if len(rates) == 1 and not is_late else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 Table = dict[str, Any]
+RUN_CONFIG = "config.toml"  # the resolved config, inside of a run's directory
 
 
 class ConfigError(ValueError):
@@ -19,6 +20,7 @@ class Config:
     values: Table
     overridden: frozenset[str] = frozenset()  # dotted keys set on the command line
     tables: frozenset[str] = frozenset()  # keys that the file has at its top
+    notice: str | None = None  # what the user should know about it, in a line
 
     def origin(self, key: str) -> str:
         """Where the value of a dotted key was written."""
@@ -32,14 +34,44 @@ class Config:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a config file and apply overrides such as `optimizer.learning_rate=0.01`."""
-    path = Path(path)
-    values = read_toml(path)
+    """Read a config file and apply overrides such as `optimizer.learning_rate=0.01`.
+
+    The directory of a run stands for the config in it; the run is then the one in that directory, also if it was moved.
+    """
+    file = config_file(Path(path))
+    values = read_toml(file)
     tables = frozenset(values)
+    notice = None if file == Path(path) else _settle_in(Path(path), values)
     parsed = [_parse_override(override) for override in overrides]
     for key, value in parsed:
         _set(values, key, value)
-    return Config(path, values, frozenset(key for key, _ in parsed), tables)
+    overridden = frozenset(key for key, _ in parsed)
+    return Config(file, values, overridden, tables, None if "run.directory" in overridden else notice)
+
+
+def config_file(path: Path) -> Path:
+    """The file of a config: the path itself, or, of the directory of a run, the config in it."""
+    if not path.is_dir():
+        return path
+    if (path / RUN_CONFIG).is_file():
+        return path / RUN_CONFIG
+    around = next((parent for parent in path.parents if (parent / RUN_CONFIG).is_file()), None)
+    way_out = f"; did you mean {around}?" if around is not None else _neighbours(path / RUN_CONFIG)
+    raise ConfigError(
+        f"{path}: is a directory without a {RUN_CONFIG}{way_out}\n"
+        "CONFIG is a TOML file, or the directory of a run that `ftrain train` made"
+    )
+
+
+def _settle_in(directory: Path, values: Table) -> str | None:
+    """Make a directory that of the run that its config describes; what there is to say if it says another."""
+    table = values.setdefault("run", {})
+    if not isinstance(table, dict):
+        return None
+    before, table["directory"] = table.get("directory"), str(directory)
+    if not isinstance(before, str) or Path(before).resolve() == directory.resolve():
+        return None
+    return f"{directory}: the run is resumed here; its config says run.directory = {before!r}, from where it was moved"
 
 
 def read_toml(path: Path) -> Table:
@@ -74,13 +106,26 @@ def _parse_value(text: str) -> Any:
 
 
 def _set(values: Table, key: str, value: Any) -> None:
+    """Set a dotted key; a number chooses the entry of an array."""
     *tables, last = key.split(".")
+    place: Any = values
     for depth, name in enumerate(tables):
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
+        place = place[_index(place, name, tables[:depth])] if isinstance(place, list) else place.setdefault(name, {})
+        if not isinstance(place, (dict, list)):
             table = ".".join(tables[: depth + 1])
-            raise ConfigError(f"command line: {key}: {table} is the value {values!r}, not a table with keys")
-    values[last] = value
+            raise ConfigError(f"command line: {key}: {table} is the value {place!r}, not a table with keys")
+    if isinstance(place, list):
+        place[_index(place, last, tables)] = value
+    else:
+        place[last] = value
+
+
+def _index(array: list[Any], name: str, tables: list[str]) -> int:
+    if name.isdecimal() and int(name) < len(array):
+        return int(name)
+    there = f"0 to {len(array) - 1}" if array else "none"
+    where = ".".join(tables)
+    raise ConfigError(f"command line: {where}.{name}: {where} has {len(array)} entries, {there}")
 
 
 def _neighbours(path: Path) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftrain.cluster import Sharding, make_mesh
-from ftrain.config.call import Call, call, check_table, component, resolve
+from ftrain.config.call import Call
+from ftrain.config.checking import call, check_table, component, resolve
 from ftrain.config.kinds import HOOK, OPTIMIZER, TASK
 from ftrain.config.load import Config, Table
 from ftrain.config.types import Parameter, parameters
@@ -120,6 +121,8 @@ def plan(config: Config) -> Plan:
         calls[name] = call(name, section.function, table, config, given=section.given, beside=section.more())
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
+    if "\0" in calls["run"].arguments["directory"]:
+        raise config.error("run.directory", "must not have a NUL character in it")
     _check("step.fuse", check_fuse, calls["step"].arguments["fuse"], config)
     for key, least in (("connect_timeout", 1.0), ("hang_timeout", 0.0)):
         seconds = calls["cluster"].arguments[key]

@@ -107,10 +107,13 @@ def _unused(directory: Path) -> Path:
 
 
 def flatten(table: Table, prefix: str = "") -> dict[str, Any]:
-    """Every value by its dotted key."""
+    """Every value by its dotted key; tables in an array are numbered."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        inner = value
+        if isinstance(value, list) and any(isinstance(each, (dict, list)) for each in value):
+            inner = {str(number): each for number, each in enumerate(value)}
+        flat |= flatten(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {prefix + key: value}
     return flat
 
 

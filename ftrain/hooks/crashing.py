@@ -1,5 +1,7 @@
 """The hook that keeps a step that failed."""
 
+import json
+import shlex
 from pathlib import Path
 
 from ftrain.training import Hook
@@ -24,5 +26,7 @@ class CrashBundle(Hook):
             return
         crash = write_crash(self.directory, error, past)
         has_config = (self.directory / "config.toml").exists()
-        way = f"ftrain replay {self.directory}" if has_config else f'ftrain.training.read_crash("{self.directory}")'
+        place = str(self.directory)
+        in_python = f"ftrain.training.read_crash({json.dumps(place)})"
+        way = f"ftrain replay {shlex.quote(place)}" if has_config else in_python
         error.add_note(f"kept in {crash.directory}; to see it again: {way}")

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ftrain.summaries.values import plain_step, plain_value
+
 
 class MetricsFile:
     """Appends lines `{"step": 100, "time": ..., "loss": ...}` to a file.
@@ -24,7 +26,8 @@ class MetricsFile:
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        line = {"step": step, "time": round(time.time(), 3)} | {k: _plain(v) for k, v in values.items()}
+        plain = {name: _as_json(plain_value(name, value)) for name, value in values.items()}
+        line = {"step": plain_step(step), "time": round(time.time(), 3)} | plain
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
@@ -45,7 +48,7 @@ def _rewind(path: Path, start_step: int) -> None:
     os.replace(beside, path)
 
 
-def _plain(value: float | str) -> float | str:
+def _as_json(value: float | str) -> float | str:
     # JSON has no word for these; as strings, float() still reads them.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

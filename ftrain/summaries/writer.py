@@ -15,6 +15,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 
 from ftrain.formats import frame_record, read_records
+from ftrain.summaries.values import plain_step, plain_value
 
 
 class SummaryWriter:
@@ -36,9 +37,9 @@ class SummaryWriter:
         self.flush()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Numbers become scalars, strings become texts, each under its name."""
-        summaries = [_summary(name, value) for name, value in values.items()]
-        self._add(Event(step=step, summary=Summary(value=summaries)))
+        """Numbers become scalars, strings become texts, each under its name; arrays of shape () are numbers."""
+        summaries = [_summary(name, plain_value(name, value)) for name, value in values.items()]
+        self._add(Event(step=plain_step(step), summary=Summary(value=summaries)))
         self.flush()
 
     def flush(self) -> None:
@@ -67,6 +68,6 @@ def read_events(path: str | Path) -> Iterator[Event]:
 def _summary(name: str, value: float | str) -> Summary.Value:
     if not isinstance(value, str):
         return Summary.Value(tag=name, simple_value=value)
-    text = TensorProto(dtype=DT_STRING, string_val=[value.encode()])
+    text = TensorProto(dtype=DT_STRING, string_val=[value.encode(errors="replace")])
     plugin = SummaryMetadata.PluginData(plugin_name="text")
     return Summary.Value(tag=name, tensor=text, metadata=SummaryMetadata(plugin_data=plugin))

@@ -6,11 +6,13 @@ from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.averages import start_averages
 from ftrain.cluster import MismatchError, Sharding
+from ftrain.training.arguments import check_arrays, check_optimizer, describe_state
 from ftrain.tree import Tree
 
 S = TypeVar("S")
@@ -45,6 +47,9 @@ class TrainState:
           averages: whether the step keeps moving averages of the parameters: of all of them, or of those whose names
             match one of these regular expressions as a whole, `"encoder/.*"`. The others have None in their places.
         """
+        check_optimizer(optimizer)
+        check_arrays("params", params)
+        check_arrays("model_state", model_state)
         params, model_state = jax.tree.map(_settle, (params, model_state))
         state = cls(
             step=jnp.zeros((), jnp.int32),
@@ -52,7 +57,7 @@ class TrainState:
             opt_state=optimizer.init(params),
             averages=_start_averages(params, averages),
             model_state=model_state,
-            rng=jax.random.key(seed) if isinstance(seed, int) else seed,
+            rng=jax.random.key(int(seed)) if isinstance(seed, (int, np.integer)) else seed,
         )
         return _unshare(state)
 
@@ -78,7 +83,7 @@ def place(
     """A state, or what a function makes, on the devices of the mesh: all of it on each, or as `sharding` says."""
     state = initial() if callable(initial) else initial
     if not isinstance(state, TrainState):
-        raise TypeError(f"a run needs a TrainState, or a function that makes one, got a {type(state).__name__}")
+        raise TypeError(f"a run needs a TrainState, or a function that makes one, got {describe_state(state)}")
     if mesh is None or mesh.size == 1:
         return state
     if sharding is None:

@@ -348,3 +348,47 @@ def test_a_value_that_is_too_large_for_its_leaf_is_an_error(stored, wanted):
 def test_infinities_and_nans_are_values_like_others():
     found = init_from_checkpoint({"w": jnp.zeros(3, jnp.float16)}, Memory(w=np.array([np.inf, np.nan, 1])), {"w": "w"})
     np.testing.assert_array_equal(found["w"], [np.inf, np.nan, 1])
+
+
+# Paths that are no checkpoints.
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "model.safetensors",
+            r"model.safetensors is a safetensors file: read it with safetensors.numpy.load_file, not a",
+        ),
+        (
+            "model.npz",
+            r"model.npz is a file of numpy arrays: read it with numpy.load, not a checkpoint; expected a checkp",
+        ),
+        (
+            "train.tfrecord",
+            "train.tfrecord is a .tfrecord file, not a checkpoint; expected a checkpoint, a directory of",
+        ),
+        ("LICENSE", "LICENSE is a file, not a checkpoint; expected a checkpoint"),
+        ("m.ckpt.data-00000-of-00001", "is one file of a TensorFlow checkpoint: m.ckpt.index is missing beside it"),
+        ("checkpoint", "is the list that TensorFlow keeps of its checkpoints: name its directory"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_called_what_it_is(params, tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"\x00")
+    with pytest.raises(CheckpointError, match=message):
+        init_from_checkpoint(params, tmp_path / name, {"/": "/"})
+    with pytest.raises(CheckpointError, match="nothing does not exist; expected a checkpoint"):
+        init_from_checkpoint(params, tmp_path / "nothing", {"/": "/"})
+
+
+def test_a_file_inside_of_a_checkpoint_leads_to_it(params, tmp_path):
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(5, params)
+    inside = next(path for path in (tmp_path / "5").rglob("*") if path.is_file())
+    with pytest.raises(CheckpointError, match=rf"is a part of the checkpoint {tmp_path / '5'}: name that"):
+        init_from_checkpoint(params, inside, {"/": "/"})
+
+
+def test_arrays_in_the_place_of_a_checkpoint_are_refused(params):
+    with pytest.raises(CheckpointError, match=r"must be a path, or a reader with `variables` and .*, got a dict"):
+        init_from_checkpoint(params, params, {"/": "/"})

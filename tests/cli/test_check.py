@@ -97,7 +97,7 @@ def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
         ),
         (['sharding.rules=[{leaf="(", axes=[]}]'], None, "command line: [sharding] number 1 of rules should have a re"),
         (["sharding.rules=3"], None, "command line: sharding.rules: should be a valid list, got 3"),
-        (["sharding.leest=3"], None, "command line: sharding.leest: there is no such key; did you mean least?"),
+        (["sharding.leest=3"], None, "command line: sharding.leest: unknown key; did you mean least?"),
     ],
 )
 def test_mistakes_name_the_key(config, overrides, devices, message):

@@ -115,8 +115,8 @@ def test_tensorflows_files_are_shown_and_compared(directory):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("show", "nowhere"), "nowhere is not there; wanted is a checkpoint"),
-        (("list", "nowhere"), "nowhere is not there"),
+        (("show", "nowhere"), "nowhere does not exist; expected a checkpoint"),
+        (("list", "nowhere"), "nowhere does not exist"),
         (("rm", "HOME", "7"), "there is no checkpoint of step 7; there are [100, 200, 300]"),
         (("rm", "HOME", "../300"), "a step is a whole number, got '../300'"),
         (("show", "HOME", "--include", "("), "'(' is not a regular expression"),

@@ -149,7 +149,7 @@ def test_the_schema_knows_hooks(config):
         ('name = "StopWen"', "hooks.0.name: there is no 'StopWen' in ftrain.hooks; did you mean StopWhen?"),
         (
             'name = "StopWhen"\nmetric = "loss"\npatince = 2',
-            "hooks.0.patince: there is no such key; did you mean patience?",
+            "hooks.0.patince: unknown key; did you mean patience?",
         ),
         ('name = "StopWhen"', "hooks.0.metric: is missing, and it has no default"),
         ('name = "StopWhen"\nmetric = "loss"', "[hooks.0] StopWhen needs patience, or a threshold, or both"),
@@ -158,7 +158,7 @@ def test_the_schema_knows_hooks(config):
         ('name = "Callback"\nfunction = 3', 'hooks.0.function: should name a function, "package.module:name", got 3'),
         ('name = "Callback"\nfunction = "regression:note"\nevery_steps = 3\nat_steps = [4]', "says when in two ways"),
         ('metric = "loss"', "hooks.0.name: is missing; name one of Callback, FeedBatch"),
-        ('name = ["StopWhen"]', "hooks.0.name: is missing; name one of"),
+        ('name = ["StopWhen"]', "hooks.0.name: should be the name of a function, got ['StopWhen']; name one of"),
         ('name = "WaitForStep"\nstep = 3\nread = "x"', 'hooks.0.read: should name a function, "package.module:name"'),
         ('name = "regression:regression"', "should make an ftrain.Hook"),
     ],
@@ -181,7 +181,7 @@ def test_a_mistake_names_the_hook(tmp_path, table, message):
         ("hooks=3", "hooks: should be tables, [[hooks]], got 3"),
         ("log.format=5", 'log.format: should name a function, "package.module:name", got 5'),
         ("log.at_steps=[]", "at() needs steps that are whole numbers >= 1, got []"),
-        ("checkpoint.listeners=['regression:nobody']", "checkpoint.listeners: 'regression:nobody' is not there"),
+        ("checkpoint.listeners=['regression:nobody']", "checkpoint.listeners: 'regression:nobody' is missing"),
         ("checkpoint.listeners=['regression:note']", "'regression:note' is not a class of listeners"),
     ],
 )

@@ -1,6 +1,9 @@
 import json
 import math
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -69,3 +72,71 @@ def test_a_resumed_run_drops_later_lines_and_a_torn_one(tmp_path):
     file.close()
     assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
     assert read_metrics(path)[-1]["again"] == 1.0
+
+
+NUMBERS = {
+    "int": 3,
+    "bool": True,
+    "float32": np.float32(3.0),
+    "numpy": np.array(3),
+    "jax": jnp.array(3.0),
+    "half": jnp.array(3.0, jnp.bfloat16),
+}
+
+
+def test_numbers_of_numpy_and_jax_are_written_as_numbers(tmp_path):
+    with SummaryWriter(tmp_path) as writer:
+        writer.write(jnp.array(7), NUMBERS)
+    expected = {name: float(value) for name, value in NUMBERS.items()}
+    accumulator = accumulate(tmp_path)
+    assert {name: accumulator.Scalars(name)[0].value for name in NUMBERS} == expected
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.write(np.int64(7), NUMBERS)
+    file.close()
+    line = read_metrics(tmp_path / "metrics.jsonl")[0]
+    assert {name: line[name] for name in NUMBERS} == expected
+    assert line["step"] == 7
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (
+            np.ones((2, 3), np.float32),
+            r"gradients/norm is an array of shape \(2, 3\) and dtype float32; expected a num",
+        ),
+        (
+            jnp.ones(1),
+            r"gradients/norm is an array of shape \(1,\) and dtype float32; expected a number, an array of sh",
+        ),
+        (np.array("x", object), r"gradients/norm is an array of shape \(\) and dtype object"),
+        (np.complex64(1j), r"gradients/norm is an array of shape \(\) and dtype complex64"),
+        ([1.0], r"gradients/norm is \[1.0\], a list; expected a number"),
+        (None, "gradients/norm is None, a NoneType; expected a number"),
+        (10**400, "gradients/norm is a whole number of 1329 bits, too large for a float"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_that_is_no_number_is_an_error_with_its_name(tmp_path, value, expected):
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = np.array(object(), object)
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    with SummaryWriter(tmp_path) as events:
+        for writer in (events, file):
+            with pytest.raises(TypeError, match=expected):
+                writer.write(1, {"loss": 0.5, "gradients/norm": value})
+        with pytest.raises(TypeError, match=r"a step must be a whole number, got 1\.5"):
+            events.write(1.5, {"loss": 0.5})
+        with pytest.raises(TypeError, match="the name of a value must be a text, got 3"):
+            events.write(1, {3: 0.5})
+    file.close()
+    assert read_metrics(file.path) == []
+    assert not [event for event in read_events(events.path) if event.HasField("summary")]
+
+
+def test_a_traced_value_is_an_error_with_its_name(tmp_path):
+    with (
+        SummaryWriter(tmp_path) as writer,
+        pytest.raises(TypeError, match="loss is an array of float32 that cannot be"),
+    ):
+        jax.jit(lambda loss: writer.write(1, {"loss": loss}))(1.0)

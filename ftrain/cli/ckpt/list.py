@@ -21,12 +21,12 @@ def list_checkpoints(run: Run) -> None:
     from rich.table import Table
 
     from ftrain.checkpoints import CheckpointError, read_catalog
-    from ftrain.checkpoints.finding import directory_of
+    from ftrain.checkpoints.finding import describe, directory_of
     from ftrain.checkpoints.retention import best_of
 
     directory = directory_of(run)
     if not directory.is_dir():
-        raise CheckpointError(f"{run} is not there")
+        raise CheckpointError(f"{run} {describe(run)}; expected a run, or a directory of checkpoints")
     catalog = read_catalog(directory)
     records, policy = catalog.records, catalog.retention
     best = best_of(records, policy, policy.best)

@@ -1,6 +1,7 @@
 """ftrain data index FILES..."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -55,5 +56,5 @@ def _refuse_compressed(path: Path) -> None:
     if compression := detect_compression(path):
         raise DataCommandError(
             f"{path} is compressed ({compression}), and only records of a plain file can be read in any order\n"
-            f"make a plain one with: ftrain data convert {path} {plain_name(path)}"
+            f"make a plain one with: {shlex.join(['ftrain', 'data', 'convert', str(path), str(plain_name(path))])}"
         )

@@ -1,6 +1,7 @@
 """Files of records: as bytes, as rows of features, and written from either."""
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,9 @@ def read_bytes(paths: Sequence[Path], verb: str = "converting") -> Iterator[tupl
     """Every record of files, with its place."""
     with Bar(verb, paths) as bar:
         for path in paths:
-            with told_with(f"`ftrain data verify {path}` tells what is damaged in it and what is not"):
+            with told_with(
+                f"`ftrain data verify {shlex.quote(str(path))}` tells what is damaged in it and what is not"
+            ):
                 for number, record in enumerate(follow_records(bar, path)):
                     yield f"{path}: record {number}", record
 

@@ -1,6 +1,7 @@
 """ftrain data show FILES..."""
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -80,13 +81,15 @@ def _hinting(path: Path) -> Iterator[None]:
     from ftrain.cli.data.errors import DataCommandError, told_with
     from ftrain.formats.records.framing import HEADER_CUT, HEADER_WRONG, DamagedRecordError
 
-    with told_with(f"`ftrain data verify {path}` tells what is damaged in it and what is not"):
+    with told_with(f"`ftrain data verify {shlex.quote(str(path))}` tells what is damaged in it and what is not"):
         try:
             yield
         except DamagedRecordError as error:
             if error.offset == 0 and error.reason in (HEADER_WRONG, HEADER_CUT):
                 message = f"{path} is no file of records, or damaged from its first byte on"
-                raise DataCommandError(f"{message}\n`ftrain data verify {path}` looks for records in it") from None
+                raise DataCommandError(
+                    f"{message}\n`ftrain data verify {shlex.quote(str(path))}` looks for records in it"
+                ) from None
             raise
 
 

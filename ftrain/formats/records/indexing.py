@@ -1,6 +1,7 @@
 """The index of a record file: where each of its records lies, for reading them in any order."""
 
 import os
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +52,10 @@ def index_records(path: str | Path, *, on_damage: OnDamage = "raise", sidecar: b
 
 def _refuse_compressed(path: Path) -> None:
     if compression := detect_compression(path):
+        command = shlex.join(["ftrain", "data", "convert", str(path), str(_plain_name(path))])
         raise ValueError(
             f"{path}: is compressed ({compression}), and random access needs a plain file; make one with "
-            f"`ftrain data convert {path} {_plain_name(path)}` and remove this one, or pass cache=DIRECTORY to have it "
+            f"`{command}` and remove this one, or pass cache=DIRECTORY to have it "
             "unpacked there"
         )
 

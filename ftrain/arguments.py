@@ -1,0 +1,65 @@
+"""Checks of the numbers that users pass as arguments: the name, the value, what is expected.
+
+Arrays pass unchecked: those that `optax.inject_hyperparams` passes, say, have no value while a step is traced.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def check_finite(**values: Any) -> None:
+    _check(values, lambda value: True, "a finite number")
+
+
+def check_positive(**values: Any) -> None:
+    _check(values, lambda value: value > 0, "> 0")
+
+
+def check_not_negative(**values: Any) -> None:
+    _check(values, lambda value: value >= 0, ">= 0")
+
+
+def check_not_positive(**values: Any) -> None:
+    _check(values, lambda value: value <= 0, "<= 0")
+
+
+def check_fraction(**values: Any) -> None:
+    """A number from 0 up to 1, without 1 itself: a decay of 1 would never forget."""
+    _check(values, lambda value: 0 <= value < 1, "in [0, 1)")
+
+
+def check_unit(**values: Any) -> None:
+    """A number from 0 to 1."""
+    _check(values, lambda value: 0 <= value <= 1, "in [0, 1]")
+
+
+def check_count(**values: Any) -> None:
+    """A whole number, at least 1."""
+    for name, value in values.items():
+        try:
+            count = 0 if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        except TypeError:
+            count = 0
+        if count < 1:
+            raise ValueError(f"{name} must be a whole number >= 1, got {value!r:.60}")
+
+
+def check_norm(**values: Any) -> None:
+    """A length to clip to: infinity clips nothing."""
+    for name, value in values.items():
+        if _is_number(value) and not float(value) >= 0:
+            raise ValueError(f"{name} must be >= 0, got {value}")
+
+
+def _check(values: dict[str, Any], is_right: Callable[[float], bool], expected: str) -> None:
+    for name, value in values.items():
+        if _is_number(value) and not (math.isfinite(value) and is_right(float(value))):
+            raise ValueError(f"{name} must be {expected}, got {value}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number))

@@ -1,0 +1,255 @@
+"""Checking: the tables of a config against the signatures of the functions that they call; nothing is called yet."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ftrain.config.call import Call, Default, Named, as_toml, is_toml
+from ftrain.config.forms import (
+    Anything,
+    Choice,
+    Entries,
+    Form,
+    Items,
+    Made,
+    Plain,
+    Record,
+    Row,
+    Text,
+    alternatives,
+)
+from ftrain.config.kinds import UNKNOWN, Kind, find, instances_of, kind_of, suggest
+from ftrain.config.load import Config, ConfigError, Table
+from ftrain.config.scalars import check_scalar, describe, fits, is_number, way_out
+from ftrain.config.types import TIMING, Parameter, parameters
+
+DEEPEST = 32  # tables inside of each other
+
+
+def call(
+    key: str,
+    function: Callable[..., Any],
+    table: Table,
+    config: Config,
+    *,
+    given: frozenset[str] = frozenset(),
+    kind: Kind | None = None,
+    name: str | None = None,
+    beside: dict[str, Parameter] | None = None,
+) -> Call:
+    """A checked call of `function` with the keys of a table; keys `beside` its arguments are only checked and kept."""
+    if key.count(".") > DEEPEST:
+        raise config.error(key, f"is inside of more than {DEEPEST} tables")
+    accepted = parameters(function, given) | (beside or {})
+    arguments = check_table(key, accepted, table, config)
+    return Call(key, function, arguments, config, kind, name, frozenset(beside or {}))
+
+
+def component(key: str, kind: Kind, table: Table, config: Config, *, given: frozenset[str] = frozenset()) -> Call:
+    """A checked call of the function that a table names; `given` are arguments that the builder adds if they miss."""
+    name = table.get("name")
+    if not isinstance(name, str) or not name:
+        known = ", ".join(kind.components())
+        way_out = f"name one of {known}" if known else 'write name = "package.module:function"'
+        what = "is missing" if name is None else f"should be the name of a function, got {name!r:.60}"
+        raise config.error(f"{key}.name", f"{what}; {way_out}")
+    function = resolve(kind, name, f"{key}.name", config)
+    arguments = {name: value for name, value in table.items() if name != "name"}
+    return call(key, function, arguments, config, kind=kind, name=name, given=given - arguments.keys())
+
+
+def resolve(kind: Kind, name: str, key: str, config: Config) -> Callable[..., Any]:
+    try:
+        return kind.resolve(name)
+    except LookupError as error:
+        raise config.error(key, str(error)) from error.__cause__  # what an import of the user's own raised, say
+
+
+def named(name: str, key: str, config: Config) -> Named:
+    """The function that "package.module:name" stands for."""
+    try:
+        return Named(name, find(name))
+    except LookupError as error:
+        raise config.error(key, str(error)) from error.__cause__
+
+
+def check_table(
+    key: str, accepted: dict[str, Parameter], table: Table, config: Config, *, more: tuple[str, ...] = ()
+) -> Table:
+    """The arguments of a call: those in the table, checked, and the defaults of the others."""
+    prefix = f"{key}." if key else ""
+    for name in table:
+        if name not in accepted:
+            way_out = _replace_hint(key, name, config) or suggest(name, [*accepted, *more])
+            raise config.error(prefix + name, f"unknown key{way_out}")
+    for parameter in accepted.values():
+        if parameter.required and parameter.name not in table:
+            raise config.error(prefix + parameter.name, f"is missing, and it has no default{_only_made(parameter)}")
+    checked = {name: _argument(prefix + name, accepted[name], value, config) for name, value in table.items()}
+    filled = _defaults(prefix, accepted, checked, config) | checked
+    return {name: filled[name] for name in accepted if name in filled}  # in the order of the signature
+
+
+def _argument(key: str, parameter: Parameter, value: Any, config: Config) -> Any:
+    default = parameter.default
+    if is_toml(default) and repr(as_toml(default)) == repr(value):  # it need not fit its own annotation: infinity, say
+        return default
+    if isinstance(value, dict) and "name" not in value and _is_record(parameter.form, default):
+        return _fields(key, default, value, config)
+    return check(key, parameter.form, value, config)
+
+
+def check(key: str, form: Form, value: Any, config: Config) -> Any:
+    """A TOML value as the form has it: checked, with calls where tables stand for what a function makes."""
+    forms = alternatives(form)
+    if isinstance(value, dict):
+        return _check_of_table(key, forms, value, config)
+    if isinstance(value, str) and (function := _function_name(forms, value)):
+        return named(function, key, config)
+    if isinstance(value, list):
+        arrays = [each for each in forms if isinstance(each, (Items, Row))]
+        return _first_fit(key, arrays, value, config) if arrays else _check_scalar(key, forms, value, config)
+    return _check_scalar(key, forms, value, config)
+
+
+def _check_of_table(key: str, forms: tuple[Form, ...], value: Table, config: Config) -> Any:
+    calls = [each for each in forms if isinstance(each, Made)]
+    tables = [each for each in forms if isinstance(each, (Record, Entries))]
+    functions = [each for each in calls if each.role != "instance"]
+    says_name = isinstance(value.get("name"), str)
+    has_anything = Anything() in forms
+    if tables and (not says_name or any(_has_name(each) for each in tables) or not (functions or has_anything)):
+        return _first_fit(key, tables, value, config)
+    if has_anything:
+        return component(key, UNKNOWN, value, config) if says_name else value
+    if functions or (calls and says_name):
+        return component(key, kind_of((functions or calls)[0]), value, config)
+    return _check_scalar(key, forms, value, config)
+
+
+def _first_fit(key: str, forms: list[Any], value: Any, config: Config) -> Any:
+    """The value as the first form has it that it fits; if there is none, the first one's complaint."""
+    complaints: list[ConfigError] = []
+    for form in sorted(forms, key=lambda each: -_shared_keys(each, value)):
+        try:
+            return _check_inside(key, form, value, config)
+        except ConfigError as error:
+            complaints.append(error)
+    raise complaints[0]
+
+
+def _check_inside(key: str, form: Items | Row | Record | Entries, value: Any, config: Config) -> Any:
+    match form:
+        case Items():
+            checked = [check(f"{key}.{number}", form.item, each, config) for number, each in enumerate(value)]
+            try:
+                return form.container(checked)
+            except TypeError as error:  # a set of what cannot be in one
+                raise config.error(key, str(error)) from None
+        case Row():
+            if len(value) != len(form.items):
+                raise config.error(key, f"must have {len(form.items)} entries, got {value!r:.200}")
+            return tuple(check(f"{key}.{n}", each, value[n], config) for n, each in enumerate(form.items))
+        case Entries():
+            return {
+                _entry_key(key, form, name, config): check(f"{key}.{name}", form.value, each, config)
+                for name, each in value.items()
+            }
+        case Record():
+            name = value.get("name")
+            if isinstance(name, str) and (":" in name or "." in name) and not _has_name(form):
+                return component(key, instances_of(form.cls), value, config)
+            return call(key, form.cls, value, config)
+
+
+def _entry_key(key: str, form: Entries, name: str, config: Config) -> Any:
+    try:
+        return form.key(name)
+    except ValueError:
+        raise config.error(f"{key}.{name}", f"its keys must be numbers, got {name!r}") from None
+
+
+def _check_scalar(key: str, forms: tuple[Form, ...], value: Any, config: Config) -> Any:
+    """The value as the first form has it that it fits; an error that says what all of them expect."""
+    phrases: dict[str, None] = {}
+    others = [each for each in forms if not isinstance(each, Made)]
+    for form in others or forms:
+        try:
+            return check_scalar(form, value)
+        except ValueError as error:
+            phrases[str(error)] = None
+    hint = "" if others else way_out(forms[0])
+    raise config.error(key, f"{' or '.join(phrases)}, got {value!r:.200}{hint}")
+
+
+def _only_made(parameter: Parameter) -> str:
+    """How to write an argument that only a call can make, as the end of a sentence."""
+    forms = alternatives(parameter.form)
+    if not all(isinstance(form, Made) for form in forms):
+        return ""
+    made = next(form for form in forms if isinstance(form, Made))
+    return f"; it is {describe(made)}{way_out(made)}"
+
+
+def _function_name(forms: tuple[Form, ...], value: str) -> str | None:
+    """The function that a string names, if one can stand here."""
+    if not any(isinstance(form, Made) and form.is_function for form in forms):
+        return None
+    takes_text = any(isinstance(form, (Text, Choice, Anything)) for form in forms)
+    takes_text = takes_text or any(isinstance(form, Plain) and fits(form, value) for form in forms)
+    return value if ":" in value or ("." in value and not takes_text and not is_number(value)) else None
+
+
+def _has_name(form: Record | Entries) -> bool:
+    """Whether `name` is a field of the table's own, and not that of a function."""
+    return isinstance(form, Record) and "name" in parameters(form.cls)
+
+
+def _shared_keys(form: Any, value: Any) -> int:
+    return len(parameters(form.cls).keys() & value.keys()) if isinstance(form, Record) else 0
+
+
+def _is_record(form: Form, default: Any) -> bool:
+    """Whether a table changes some fields of a default: of a dataclass or a NamedTuple."""
+    is_instance = dataclasses.is_dataclass(default) or hasattr(default, "_replace")
+    if not is_instance or isinstance(default, type):
+        return False
+    return any(isinstance(each, Record) and isinstance(default, each.cls) for each in alternatives(form))
+
+
+def _fields(key: str, default: Any, table: Table, config: Config) -> Call:
+    """A copy of a default with some fields changed."""
+
+    def replace(**fields: Any) -> Any:
+        is_dataclass = dataclasses.is_dataclass(default)
+        return dataclasses.replace(default, **fields) if is_dataclass else default._replace(**fields)
+
+    accepted = {
+        name: dataclasses.replace(each, default=getattr(default, name, each.default))
+        for name, each in parameters(type(default)).items()
+    }
+    return Call(key, replace, check_table(key, accepted, table, config), config)
+
+
+def _replace_hint(key: str, name: str, config: Config) -> str:
+    """What to do when the command line names another function and the file's arguments do not fit it."""
+    if f"{key}.name" not in config.overridden or config.origin(f"{key}.{name}") == "command line":
+        return ""
+    chosen = config.values[key]["name"] if isinstance(config.values.get(key), dict) else "..."
+    return f" of {chosen}; to replace the whole table: {key}='{{name=\"{chosen}\", ...}}'"
+
+
+def _defaults(prefix: str, accepted: dict[str, Parameter], chosen: Table, config: Config) -> Table:
+    """The defaults that TOML can say. One way of timing that is chosen switches the other's default off."""
+    is_timed = bool(TIMING.keys() & chosen.keys())
+    found: Table = {}
+    for name, parameter in accepted.items():
+        if name in chosen or (name in TIMING and is_timed):
+            continue
+        if is_toml(parameter.default):
+            found[name] = parameter.default
+        elif _is_record(parameter.form, parameter.default):
+            with contextlib.suppress(ConfigError):  # of a default that no table can make again
+                found[name] = Default(parameter.default, _fields(prefix + name, parameter.default, {}, config))
+    return found

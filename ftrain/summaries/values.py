@@ -1,0 +1,46 @@
+"""Values: what can be written under a name, a number or a text."""
+
+import operator
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+EXPECTED = "expected a number, an array of shape () or a text"
+
+
+def plain_value(name: str, value: Any) -> bool | int | float | str:
+    """A value as Python has it, or an error that names it, its shape and its dtype."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a value must be a text, got {name!r:.60}")
+    if isinstance(value, str) and not isinstance(value, np.generic):
+        return value
+    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+        return _finite_in_size(name, value)
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        raise TypeError(f"{name} is {value!r:.60}, a {type(value).__name__}; {EXPECTED}")
+    try:
+        item = np.asarray(value).item() if shape == () else None
+    except Exception as error:  # a traced value, an array that was donated
+        reason = str(error).partition("\n")[0]
+        raise TypeError(f"{name} is an array of {dtype} that cannot be read: {reason}; {EXPECTED}") from error
+    if shape != () or not isinstance(item, (bool, int, float, str)):
+        way_out = "; write its mean, or its entries under names of their own" if shape != () else ""
+        raise TypeError(f"{name} is an array of shape {tuple(shape)} and dtype {dtype}; {EXPECTED}{way_out}")
+    return item
+
+
+def plain_step(step: SupportsIndex) -> int:
+    """A step as Python has it; an array of shape () is one too."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(f"a step must be a whole number, got {step!r:.60}") from None
+
+
+def _finite_in_size(name: str, value: float) -> float:
+    try:
+        float(value)
+    except OverflowError:
+        raise TypeError(f"{name} is a whole number of {int(value).bit_length()} bits, too large for a float") from None
+    return value
