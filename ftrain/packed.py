@@ -114,6 +114,8 @@ def plan(tree: Tree, packed: bool | None = None) -> Layout:
     Leaves that are spread over devices keep their sharding, and so are never packed.
     """
     leaves, structure = jax.tree.flatten(tree)
+    if packed not in (None, True, False):
+        raise ValueError(f"packed must be True, False or None, got {packed!r:.60}")
     limit = {None: LARGEST, True: float("inf"), False: -1}[packed]
     first = next(filter(is_concrete, leaves), None)
     fits = [jnp.size(leaf) <= limit and _is_whole(leaf, first) for leaf in leaves]

@@ -68,6 +68,9 @@ def test_inverse_sqrt_peaks_at_the_end_of_its_warmup():
     np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -80,6 +83,16 @@ def test_inverse_sqrt_peaks_at_the_end_of_its_warmup():
         (lambda: schedules.join([0.1, 0.2], [2, 1]), "schedules must be one more than boundaries, got 2 and 2"),
         (lambda: schedules.join([0.1, 0.2, 0.3], [2, 1]), r"boundaries must increase, got \[2, 1\]"),
         (lambda: schedules.warmup_stable_decay(0.1, 1, -1, 1), "stable_steps must be >= 0, got -1"),
+        (lambda: schedules.cosine_decay(NAN, 9), "learning_rate must be a finite number, got nan"),
+        (lambda: schedules.exponential_decay(0.1, 9, NAN), "decay_rate must be a finite number, got nan"),
+        (lambda: schedules.polynomial_decay(0.1, 9, NAN), "end_learning_rate must be a finite number, got nan"),
+        (lambda: schedules.piecewise_constant([3], [0.1, NAN]), "values must be a finite number, got nan"),
+        (lambda: schedules.warmup(NAN, 9), "schedule must be a finite number, got nan"),
+        (lambda: schedules.join([0.1, NAN], [3]), "schedules must be a finite number, got nan"),
+        (lambda: schedules.inverse_sqrt(NAN, 9), "learning_rate must be a finite number, got nan"),
+        (lambda: schedules.warmup_stable_decay(NAN, 1, 1, 1), "learning_rate must be a finite number, got nan"),
+        (lambda: schedules.cosine_decay_restarts(NAN, 9), "learning_rate must be a finite number, got nan"),
+        (lambda: schedules.linear_cosine_decay(NAN, 9), "learning_rate must be a finite number, got nan"),
         (lambda: schedules.noisy_linear_cosine_decay(0.1, 9, -1.0), "initial_variance must be >= 0, got -1.0"),
     ],
 )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ftrain.gradients.rows import Rows, is_rows, map_values
+from ftrain.hyperparameters import check_count
 from ftrain.tree import Tree, named_leaves
 from ftrain.weighted_mean import WeightedMean, is_weighted
 
@@ -32,8 +33,7 @@ def accumulate(differentiate: Callable[..., tuple[Any, Tree]], microbatches: int
 
         value, gradients = accumulate(value_and_grad(loss), 16)(params, batch)
     """
-    if microbatches < 1:
-        raise ValueError(f"microbatches must be >= 1, got {microbatches}")
+    check_count(microbatches=microbatches)
 
     def accumulated(params: Tree, batch: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
         has_auxiliary = False

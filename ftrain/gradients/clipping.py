@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.gradients.rows import map_values, values_of
+from ftrain.gradients.rows import Rows, is_rows, map_values, values_of
 from ftrain.gradients.sharing import share
-from ftrain.tree import Tree
+from ftrain.hyperparameters import check_norm
+from ftrain.tree import Tree, leaves_with_names
 
 Bound = jax.typing.ArrayLike
 
@@ -31,12 +32,14 @@ def clip_by_value(tree: Tree, clip_value_min: Bound, clip_value_max: Bound) -> T
 
 def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | None = None) -> Tree:
     """Each leaf by itself: leaf * clip_norm / max(norm, clip_norm), its norm taken along `axes`, or of the whole."""
+    check_norm(clip_norm=clip_norm)
 
     def clip(leaf: jax.Array) -> jax.Array:
         wide = _widen(leaf)
         limit = jnp.maximum(jnp.asarray(clip_norm, wide.dtype), 0)
-        squares = jnp.sum(wide * wide, axis=axes, keepdims=True)
-        clipped = wide * limit / jnp.maximum(jnp.sqrt(squares), limit)
+        norm = _norm(wide, axes)
+        is_short = (norm <= limit) & (limit > 0)
+        clipped = jnp.where(is_short, wide, wide * (limit / norm))  # NaN if the norm is, or if both are 0
         return jnp.reshape(clipped, leaf.shape).astype(leaf.dtype)
 
     return map_values(clip, tree)
@@ -44,12 +47,14 @@ def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | Non
 
 def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
     """Each leaf by itself: leaf * clip_norm / max(norm / size, clip_norm)."""
+    check_norm(clip_norm=clip_norm)
 
     def clip(leaf: jax.Array) -> jax.Array:
         wide = _widen(leaf)
         limit = jnp.asarray(clip_norm, wide.dtype)
-        inverse = jax.lax.rsqrt(jnp.sum(wide * wide)) * wide.size
-        return (wide * limit * jnp.minimum(inverse, 1 / limit)).astype(leaf.dtype)
+        inverse = wide.size / _norm(wide, None)
+        scale = jnp.where(jnp.isinf(limit), 1, limit * jnp.minimum(inverse, 1 / limit))
+        return jnp.reshape(wide * scale, leaf.shape).astype(leaf.dtype)
 
     return map_values(clip, tree)
 
@@ -67,9 +72,12 @@ def clip_by_global_norm(tree: Tree, clip_norm: Bound, use_norm: Bound | None = N
     A norm that is not finite makes every leaf NaN, so that it cannot pass unseen. `use_norm` is the norm if it is
     already known.
     """
+    check_norm(clip_norm=clip_norm)
+    _check_inexact(tree)
     norm = global_norm(tree) if use_norm is None else jnp.asarray(use_norm)
     limit = jnp.asarray(clip_norm, norm.dtype)
-    scale = jnp.where(jnp.isfinite(norm), limit * jnp.minimum(1 / norm, 1 / limit), jnp.nan)
+    scale = jnp.where(jnp.isinf(limit), 1, limit * jnp.minimum(1 / norm, 1 / limit))
+    scale = jnp.where(jnp.isfinite(norm), scale, jnp.nan)
     return map_values(lambda leaf: (leaf * scale).astype(leaf.dtype), tree), norm
 
 
@@ -86,8 +94,25 @@ def as_transform(
     return optax.with_extra_args_support(optax.stateless(apply))
 
 
+def _norm(values: jax.Array, axes: int | tuple[int, ...] | None) -> jax.Array:
+    """The length of `values` along `axes`, which stay as axes of length 1; also of numbers whose squares overflow."""
+    squares = jnp.sum(values * values, axis=axes, keepdims=True)
+    largest = jnp.max(jnp.abs(values), axis=axes, keepdims=True, initial=0)
+    scaled = values / jnp.where((largest == 0) | jnp.isinf(largest), 1, largest)
+    careful = largest * jnp.sqrt(jnp.sum(scaled * scaled, axis=axes, keepdims=True))
+    return jnp.where(jnp.isinf(squares), careful, jnp.sqrt(squares))
+
+
 def _widen(leaf: jax.Array) -> jax.Array:
     """Squares of float16 numbers overflow, and sums of them lose most of their bits."""
     leaf = jnp.asarray(leaf)
-    is_inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
-    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) if is_inexact else leaf
+    _check_inexact(leaf)
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+
+def _check_inexact(tree: Tree) -> None:
+    for name, leaf in leaves_with_names(tree, is_rows):
+        dtype = jnp.result_type(leaf.values if isinstance(leaf, Rows) else leaf)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            where = f"leaf {name} is" if name else "got"
+            raise TypeError(f"only floating-point numbers can be scaled to a norm; {where} {dtype}")

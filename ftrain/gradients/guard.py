@@ -8,6 +8,7 @@ import optax
 
 from ftrain.gradients.clipping import global_norm
 from ftrain.gradients.skipping import Skipped, all_finite, check_transform, update_if
+from ftrain.hyperparameters import check_count
 from ftrain.tree import Tree
 
 
@@ -39,8 +40,7 @@ def guard(
     """
     if spike is not None and not spike > 1:
         raise ValueError(f"spike must be > 1, got {spike}")
-    if window < 1 or patience < 1:
-        raise ValueError(f"window and patience must be >= 1, got {window} and {patience}")
+    check_count(window=window, patience=patience)
     check_transform(optimizer)
     inner = optax.with_extra_args_support(optimizer)
 

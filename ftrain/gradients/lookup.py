@@ -37,6 +37,11 @@ def lookup(table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRa
         raise TypeError(f"ids must be integers, got {ids.dtype}")
     if out_of_range == "error" and not isinstance(ids, core.Tracer):
         _check_range(np.asarray(ids), table.shape[0])
+    elif out_of_range == "error" and not jnp.issubdtype(table.dtype, jnp.inexact):
+        raise TypeError(
+            f"compiled code marks ids out of range by rows of NaN, and a table of {table.dtype} has none; "
+            'pass out_of_range="drop", which reads zeros for them'
+        )
     if isinstance(ids, np.ndarray):  # which may hold numbers that jax would cut off, and so take for others
         ids = np.where((ids < 0) | (ids >= table.shape[0]), -1, ids).astype(np.int32)
     return lookup_p.bind(jnp.asarray(table), jnp.asarray(ids), out_of_range=out_of_range)
@@ -44,6 +49,9 @@ def lookup(table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRa
 
 def gather(table: jax.Array, ids: jax.Array, *, out_of_range: OutOfRange) -> jax.Array:
     """What `lookup` computes, as ordinary operations."""
+    if table.shape[0] == 0:  # XLA gathers nothing from nothing; every id is out of range
+        table = jnp.zeros((1, *table.shape[1:]), table.dtype)
+        ids = jnp.full_like(ids, -1)
     fill = jnp.nan if out_of_range == "error" and jnp.issubdtype(table.dtype, jnp.inexact) else 0
     return table.at[ids].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
 

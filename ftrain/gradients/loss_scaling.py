@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.gradients.skipping import Skipped, all_finite, check_transform, update_if
+from ftrain.hyperparameters import check_count, check_finite, check_positive
 from ftrain.tree import Tree, nodes_of
 
 _LARGEST = 2.0**100  # far from the end of float32, which a loss must not reach
@@ -35,9 +36,11 @@ def loss_scaling(
 
     A `guard` belongs inside, `loss_scaling(guard(optimizer))`: overflow is then seen here first.
     """
-    if not scale > 0 or not factor > 1 or growth_interval < 1:
-        wanted = "scale > 0, factor > 1 and growth_interval >= 1"
-        raise ValueError(f"loss_scaling needs {wanted}, got {scale}, {factor} and {growth_interval}")
+    check_positive(scale=scale)
+    check_finite(factor=factor)
+    check_count(growth_interval=growth_interval)
+    if not factor > 1:
+        raise ValueError(f"factor must be > 1, got {factor}")
     check_transform(optimizer)
     inner = optax.with_extra_args_support(optimizer)
 

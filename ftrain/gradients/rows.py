@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ftrain.gradients.duplicates import first_positions
@@ -28,6 +29,10 @@ class Rows:
     indices: jax.Array  # [n]
     values: jax.Array  # [n, ...], each the shape of a row
     unique: bool = dataclasses.field(default=False, metadata={"static": True})  # known to name no row twice
+
+    def __post_init__(self) -> None:
+        if isinstance(self.indices, np.ndarray):
+            object.__setattr__(self, "indices", _within_int32(self.indices))
 
     def map(self, function: Callable[[jax.Array], jax.Array]) -> "Rows":
         """`function` applied to the values."""
@@ -73,6 +78,14 @@ class Rows:
         """For each index, whether it names a row of `table`."""
         indices = widen(self.indices)
         return (indices >= 0) & (indices < table.shape[0])
+
+
+def _within_int32(indices: np.ndarray) -> np.ndarray:
+    """Indices that jax keeps as they are: without 64 bits it would drop the upper half, and so name other rows."""
+    settings: Any = jax.config  # jax defines its attributes at run time, where a type checker cannot see them
+    if indices.dtype.kind not in "iu" or indices.dtype.itemsize < 8 or settings.jax_enable_x64:
+        return indices
+    return np.where((indices < 0) | (indices > np.iinfo(np.int32).max), -1, indices).astype(np.int32)
 
 
 def widen(indices: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.optimizers.checks import check_not_negative
+from ftrain.hyperparameters import check_not_negative, check_unit
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
@@ -24,6 +24,7 @@ def adadelta(
 
     `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
+    check_unit(rho=rho)
     check_not_negative(epsilon=epsilon)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):

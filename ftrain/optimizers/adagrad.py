@@ -4,7 +4,7 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.optimizers.checks import check_positive
+from ftrain.hyperparameters import check_positive
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 

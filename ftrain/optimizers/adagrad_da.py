@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.optimizers.checks import check_positive
+from ftrain.hyperparameters import check_not_negative, check_positive
 from ftrain.optimizers.proximal import shrink
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
@@ -27,6 +27,9 @@ def adagrad_da(
     `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_positive(initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value)
+    check_not_negative(
+        l1_regularization_strength=l1_regularization_strength, l2_regularization_strength=l2_regularization_strength
+    )
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         time = (count + 1).astype(parameter.dtype)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.optimizers.checks import check_fraction
+from ftrain.hyperparameters import check_fraction, check_not_negative
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
@@ -30,6 +30,7 @@ def adam(
     `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_fraction(beta1=beta1, beta2=beta2)
+    check_not_negative(epsilon=epsilon)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         # 1 - beta is formed in the parameters' own precision, as the reference does.

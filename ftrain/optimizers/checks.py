@@ -1,6 +1,5 @@
 """What optimizers check: hyperparameters, parameters and gradients; the name, what was given, what is wanted."""
 
-import math
 from typing import Any
 
 import jax
@@ -9,27 +8,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from ftrain.gradients.rows import Rows, is_rows
+from ftrain.hyperparameters import check_finite
 from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves
-
-Hyperparameter = float | jax.Array
-
-
-def check_positive(**values: Hyperparameter) -> None:
-    for name, value in _known(values):
-        if not value > 0:
-            raise ValueError(f"{name} must be > 0, got {value}")
-
-
-def check_not_negative(**values: Hyperparameter) -> None:
-    for name, value in _known(values):
-        if not value >= 0:
-            raise ValueError(f"{name} must be >= 0, got {value}")
-
-
-def check_fraction(**values: Hyperparameter) -> None:
-    for name, value in _known(values):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {value}")
 
 
 def check_dtype(**values: DTypeLike | None) -> None:
@@ -40,11 +20,6 @@ def check_dtype(**values: DTypeLike | None) -> None:
             is_real = False
         if not is_real:
             raise ValueError(f"{name} must be a dtype of real numbers, such as float32, got {value!r}")
-
-
-def _known(values: dict[str, Hyperparameter]) -> list[tuple[str, float]]:
-    """Those that are numbers. Arrays, such as `optax.inject_hyperparams` hands in, may have no value yet."""
-    return [(name, float(value)) for name, value in values.items() if isinstance(value, (int, float, np.number))]
 
 
 def check_parameters(params: Tree) -> None:
@@ -65,8 +40,7 @@ def check_real(params: Tree) -> None:
 
 
 def check_learning_rate(learning_rate: Any) -> None:
-    if isinstance(learning_rate, (int, float)) and not math.isfinite(learning_rate):
-        raise ValueError(f"learning_rate must be a finite number, got {learning_rate}")
+    check_finite(learning_rate=learning_rate)
     if not callable(learning_rate) and not isinstance(learning_rate, (int, float, jax.Array, np.ndarray, np.number)):
         raise TypeError(f"learning_rate must be a number or a schedule, got {learning_rate!r:.60}")
 

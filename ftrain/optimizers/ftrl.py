@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.optimizers.checks import check_not_negative
+from ftrain.hyperparameters import check_not_negative, check_not_positive
 from ftrain.optimizers.proximal import shrink
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
@@ -35,9 +35,9 @@ def ftrl(
         l1_regularization_strength=l1_regularization_strength,
         l2_regularization_strength=l2_regularization_strength,
         l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
+        beta=beta,
     )
-    if isinstance(learning_rate_power, (int, float)) and not learning_rate_power <= 0:
-        raise ValueError(f"learning_rate_power must be <= 0, got {learning_rate_power}")
+    check_not_positive(learning_rate_power=learning_rate_power)
 
     def power(accumulator: jax.Array) -> jax.Array:
         is_root = isinstance(learning_rate_power, float) and learning_rate_power == -0.5

@@ -4,7 +4,7 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.optimizers.checks import check_positive
+from ftrain.hyperparameters import check_not_negative, check_positive
 from ftrain.optimizers.proximal import proximal_point
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
@@ -26,6 +26,9 @@ def proximal_adagrad(
     `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
+    check_not_negative(
+        l1_regularization_strength=l1_regularization_strength, l2_regularization_strength=l2_regularization_strength
+    )
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         del count

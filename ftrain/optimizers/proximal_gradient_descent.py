@@ -4,6 +4,7 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
+from ftrain.hyperparameters import check_not_negative
 from ftrain.optimizers.proximal import proximal_point
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
@@ -22,6 +23,9 @@ def proximal_gradient_descent(
     The rule itself keeps no slots: `slot_dtype` and `packed`, which are those of `from_rule`, concern the remainders
     that `rounding` keeps for bfloat16 and float16 parameters.
     """
+    check_not_negative(
+        l1_regularization_strength=l1_regularization_strength, l2_regularization_strength=l2_regularization_strength
+    )
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         del count

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from ftrain.hyperparameters import check_not_negative, check_unit
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
@@ -25,6 +26,8 @@ def rmsprop(
 
     `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
+    check_unit(decay=decay)
+    check_not_negative(momentum=momentum, epsilon=epsilon)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         del count

@@ -13,7 +13,8 @@ import optax
 from ftrain.averages import update_averages
 from ftrain.gradients.rows import is_rows
 from ftrain.gradients.skipping import check_transform, update_if
-from ftrain.optimizers.checks import check_fraction, leaves_of_gradients
+from ftrain.hyperparameters import check_fraction
+from ftrain.optimizers.checks import leaves_of_gradients
 from ftrain.optimizers.rule import apply_updates
 from ftrain.tree import Tree, leaves_with_names, nodes_of
 

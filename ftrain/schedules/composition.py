@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from ftrain.schedules.schedule import Schedule, Step, as_float, check_positive
+from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
+from ftrain.schedules.schedule import Schedule, Step, as_float
 
 
 def warmup(schedule: float | Schedule, warmup_steps: int) -> Schedule:
     """`schedule`, scaled by a straight line from 0 at step 0 to 1 at `warmup_steps`."""
     check_positive(warmup_steps=warmup_steps)
+    check_finite(schedule=schedule)
 
     def warmed(step: Step) -> jax.Array:
         return jnp.minimum(as_float(step) / warmup_steps, 1.0) * _at(schedule, step)
@@ -25,6 +27,8 @@ def join(schedules: Sequence[float | Schedule], boundaries: Sequence[int]) -> Sc
     """
     if len(schedules) != len(boundaries) + 1:
         raise ValueError(f"schedules must be one more than boundaries, got {len(schedules)} and {len(boundaries)}")
+    for schedule in schedules:
+        check_finite(schedules=schedule)
     if list(boundaries) != sorted(boundaries):
         raise ValueError(f"boundaries must increase, got {list(boundaries)}")
 
@@ -43,8 +47,8 @@ def warmup_stable_decay(
 ) -> Schedule:
     """Up along a straight line, level, down along a straight line to `end_learning_rate`, and level again."""
     check_positive(warmup_steps=warmup_steps, decay_steps=decay_steps)
-    if stable_steps < 0:
-        raise ValueError(f"stable_steps must be >= 0, got {stable_steps}")
+    check_not_negative(stable_steps=stable_steps)
+    check_finite(learning_rate=learning_rate, end_learning_rate=end_learning_rate)
 
     def schedule(step: Step) -> jax.Array:
         now = as_float(step)
@@ -58,6 +62,7 @@ def warmup_stable_decay(
 def inverse_sqrt(learning_rate: float, warmup_steps: int) -> Schedule:
     """lr * min(step / warmup_steps, sqrt(warmup_steps / step)): its peak, `learning_rate`, stands at `warmup_steps`."""
     check_positive(warmup_steps=warmup_steps)
+    check_finite(learning_rate=learning_rate)
 
     def schedule(step: Step) -> jax.Array:
         now = as_float(step)

@@ -5,7 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ftrain.schedules.schedule import Schedule, Step, as_float, check_positive
+from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
+from ftrain.schedules.schedule import Schedule, Step, as_float
 
 
 def cosine_decay(learning_rate: float, decay_steps: int, alpha: float = 0.0) -> Schedule:
@@ -14,6 +15,7 @@ def cosine_decay(learning_rate: float, decay_steps: int, alpha: float = 0.0) -> 
     lr * ((1 - alpha) * (1 + cos(pi * min(step, decay_steps) / decay_steps)) / 2 + alpha)
     """
     check_positive(decay_steps=decay_steps)
+    check_finite(learning_rate=learning_rate, alpha=alpha)
 
     def schedule(step: Step) -> jax.Array:
         fraction = jnp.minimum(as_float(step), decay_steps) / decay_steps
@@ -35,6 +37,7 @@ def cosine_decay_restarts(
     lr * ((1 - alpha) * m_mul**i * (1 + cos(pi * f)) / 2 + alpha)
     """
     check_positive(first_decay_steps=first_decay_steps, t_mul=t_mul)
+    check_finite(learning_rate=learning_rate, m_mul=m_mul, alpha=alpha)
 
     def schedule(step: Step) -> jax.Array:
         periods = as_float(step) / first_decay_steps
@@ -71,8 +74,10 @@ def noisy_linear_cosine_decay(
     The noise is a pure function of the seed and the step, so a resumed run repeats it.
     """
     check_positive(decay_steps=decay_steps)
-    if initial_variance < 0:
-        raise ValueError(f"initial_variance must be >= 0, got {initial_variance}")
+    check_not_negative(initial_variance=initial_variance)
+    check_finite(
+        learning_rate=learning_rate, variance_decay=variance_decay, num_periods=num_periods, alpha=alpha, beta=beta
+    )
 
     def schedule(step: Step) -> jax.Array:
         now = jnp.minimum(as_float(step), decay_steps)

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from ftrain.schedules.schedule import Schedule, Step, as_float, check_positive
+from ftrain.hyperparameters import check_finite, check_positive
+from ftrain.schedules.schedule import Schedule, Step, as_float
 
 
 def exponential_decay(learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False) -> Schedule:
     """lr * decay_rate ** (step / decay_steps), the exponent rounded down if `staircase`."""
     check_positive(decay_steps=decay_steps)
+    check_finite(learning_rate=learning_rate, decay_rate=decay_rate)
 
     def schedule(step: Step) -> jax.Array:
         return learning_rate * jnp.power(decay_rate, _progress(step, decay_steps, staircase))
@@ -21,6 +23,7 @@ def exponential_decay(learning_rate: float, decay_steps: int, decay_rate: float,
 def natural_exp_decay(learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False) -> Schedule:
     """lr * exp(-decay_rate * step / decay_steps), the quotient rounded down if `staircase`."""
     check_positive(decay_steps=decay_steps)
+    check_finite(learning_rate=learning_rate, decay_rate=decay_rate)
 
     def schedule(step: Step) -> jax.Array:
         return learning_rate * jnp.exp(-decay_rate * _progress(step, decay_steps, staircase))
@@ -31,6 +34,7 @@ def natural_exp_decay(learning_rate: float, decay_steps: int, decay_rate: float,
 def inverse_time_decay(learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False) -> Schedule:
     """lr / (1 + decay_rate * step / decay_steps), the quotient rounded down if `staircase`."""
     check_positive(decay_steps=decay_steps)
+    check_finite(learning_rate=learning_rate, decay_rate=decay_rate)
 
     def schedule(step: Step) -> jax.Array:
         return learning_rate / (1.0 + decay_rate * _progress(step, decay_steps, staircase))
@@ -51,6 +55,7 @@ def polynomial_decay(
     rate jumps up and decays again.
     """
     check_positive(decay_steps=decay_steps)
+    check_finite(learning_rate=learning_rate, end_learning_rate=end_learning_rate, power=power)
 
     def schedule(step: Step) -> jax.Array:
         now = as_float(step)
@@ -65,6 +70,8 @@ def piecewise_constant(boundaries: Sequence[int], values: Sequence[float]) -> Sc
     """values[0] up to and including the step boundaries[0], values[1] from there to boundaries[1], and so on."""
     if len(values) != len(boundaries) + 1:
         raise ValueError(f"values must be one more than boundaries, got {len(values)} and {len(boundaries)}")
+    for value in values:
+        check_finite(values=value)
     if list(boundaries) != sorted(boundaries):
         raise ValueError(f"boundaries must increase, got {list(boundaries)}")
 

@@ -16,6 +16,7 @@ from ftrain.gradients.accumulation import Differentiated
 from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
 from ftrain.gradients.sharing import shared_over
 from ftrain.gradients.skipping import check_transform
+from ftrain.hyperparameters import check_count, check_fraction
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
 from ftrain.optimizers.frozen import zero_frozen
@@ -72,13 +73,11 @@ def make_step(
       learning_rate: shown in the metrics for an optimizer whose state does not tell its rate, as plain optax ones;
         without it they show NaN.
     """
-    if clip_global_norm is not None and clip_global_norm <= 0:
+    if clip_global_norm is not None and not clip_global_norm > 0:  # infinity clips nothing
         raise ValueError(f"clip_global_norm must be > 0, got {clip_global_norm}")
-    if averages is not None and not 0 <= averages < 1:
-        raise ValueError(f"averages must be a decay in [0, 1), got {averages}")
+    check_fraction(averages=averages)
+    check_count(accumulate=accumulate)
     check_transform(optimizer)
-    if accumulate < 1:
-        raise ValueError(f"accumulate must be >= 1, got {accumulate}")
     objective = make_objective(loss_fn, with_model_state)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

@@ -93,8 +93,9 @@ def test_numbers_that_are_no_arrays_are_averaged_too():
 
 
 def test_the_number_of_parts_is_checked():
-    with pytest.raises(ValueError, match="microbatches must be >= 1, got 0"):
-        accumulate(value_and_grad(loss_fn), 0)
+    for wrong in (0, 1.5, "2", True):
+        with pytest.raises(ValueError, match=f"microbatches must be a whole number >= 1, got {wrong!r}"):
+            accumulate(value_and_grad(loss_fn), wrong)
 
 
 def test_what_comes_with_the_value_must_be_scalars():

@@ -117,3 +117,30 @@ def test_half_precision_is_clipped_in_float32(dtype):
 def test_norms_along_axes():
     leaf = jnp.array([[3.0, 4.0], [0.3, 0.4]])
     np.testing.assert_allclose(clip_by_norm(leaf, 1.0, axes=1), [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
+
+
+def test_numbers_whose_squares_overflow_are_scaled_and_not_lost():
+    huge = jnp.array([3e20, -4e20])
+    np.testing.assert_allclose(clip_by_norm(huge, 1.0), [0.6, -0.8], rtol=1e-6)
+    np.testing.assert_allclose(clip_by_average_norm(huge, 1.0), [1.2, -1.6], rtol=1e-6)
+    np.testing.assert_allclose(clip_by_norm(jnp.full(4, 300.0, jnp.float16), 1.0), 0.5, rtol=1e-3)
+
+
+def test_an_infinite_norm_clips_nothing():
+    leaf = jnp.array([3.0, -4.0])
+    for function in (clip_by_norm, clip_by_average_norm, lambda *given: clip_by_global_norm(*given)[0]):
+        np.testing.assert_array_equal(function(leaf, float("inf")), leaf)
+
+
+@pytest.mark.parametrize("norm", [-1.0, float("nan"), -float("inf"), np.float32(-2)])
+@pytest.mark.parametrize("function", [clip_by_norm, clip_by_average_norm, clip_by_global_norm])
+def test_a_norm_that_makes_no_sense_is_refused(function, norm):
+    with pytest.raises(ValueError, match=f"clip_norm must be >= 0, got {norm}"):
+        function(jnp.ones(2), norm)
+
+
+def test_integers_cannot_be_scaled_to_a_norm():
+    with pytest.raises(TypeError, match="only floating-point numbers can be scaled to a norm; leaf b is int32"):
+        clip_by_global_norm({"a": jnp.ones(2), "b": jnp.arange(3)}, 1.0)
+    with pytest.raises(TypeError, match="got int32"):
+        clip_by_norm(jnp.arange(3), 1.0)

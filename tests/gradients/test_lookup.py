@@ -143,3 +143,26 @@ def test_it_can_be_differentiated_twice():
     hessian = jax.hessian(lambda t: jnp.sum(lookup(t, jnp.array([1, 1])) ** 3))(TABLE)
     np.testing.assert_allclose(hessian[1, 0, 1, 0], 12 * TABLE[1, 0], rtol=1e-6)
     assert float(jnp.abs(hessian[0]).max()) == 0
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_an_empty_table_has_no_row(rows):
+    table = jnp.ones((0, 2))
+    ids = np.zeros(rows, np.int32)
+    np.testing.assert_array_equal(lookup(table, ids, out_of_range="drop"), np.zeros((rows, 2)))
+    assert jnp.isnan(jax.jit(lookup)(table, ids)).all()
+    if rows:
+        with pytest.raises(IndexError, match="id 0 is not in a table of 0 rows"):
+            lookup(table, ids)
+    _, gradient = value_and_grad(lambda table: lookup(table, ids, out_of_range="drop").sum())(table)
+    assert gradient.to_dense(table).shape == (0, 2)
+
+
+def test_a_table_of_integers_cannot_mark_what_is_out_of_range():
+    table = jnp.arange(6).reshape(3, 2)
+    np.testing.assert_array_equal(lookup(table, [2]), [[4, 5]])
+    np.testing.assert_array_equal(
+        jax.jit(lambda ids: lookup(table, ids, out_of_range="drop"))(np.array([2, 9]))[1], [0, 0]
+    )
+    with pytest.raises(TypeError, match='a table of int32 has none; pass out_of_range="drop"'):
+        jax.jit(lookup)(table, np.array([2]))

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftrain import optimizers
 from ftrain.gradients import Rows, clip_by_global_norm, densify, global_norm, map_values
 from ftrain.gradients.duplicates import first_positions
 from ftrain.gradients.sealing import TakenApartError, seal, unseal
+from ftrain.optimizers import apply_updates
 
 # A few lengths only: each is compiled by itself.
 IDS = st.sampled_from([0, 1, 2, 24]).flatmap(lambda n: st.lists(st.integers(-3, 12), min_size=n, max_size=n))
@@ -105,3 +107,20 @@ def test_sealed_rows_cannot_be_taken_apart_by_mistake():
         jax.jit(lambda tree: tree)(sealed)
     doubled = unseal(map_values(lambda leaf: 2 * leaf, sealed))
     assert jax.tree.structure(doubled) == jax.tree.structure({"table": rows_of([1]), "bias": 0})
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_indices_outside_of_the_table_name_no_row_in_any_type(dtype):
+    """Cut off to 32 bits, 2**32 + 1 would name row 1."""
+    info = np.iinfo(dtype)
+    wrapping = [2**32 + 1, 2**32 + 2] if info.max > 2**32 else []
+    indices = np.array([1, info.max, info.max - 1, info.min if info.min < 0 else 100, *wrapping], dtype)
+    rows = Rows(indices, jnp.ones((len(indices), 2)))
+    expected = [[0, 0], [1, 1], [0, 0]]
+    table = jnp.zeros((3, 2))
+    for each in (rows, jax.jit(lambda rows: rows)(rows), rows.sum_duplicates(table)):
+        np.testing.assert_array_equal(each.to_dense(table), expected)
+    params = {"t": table}
+    for transform in (optimizers.gradient_descent(-1.0), optimizers.momentum(-1.0, 0.9)):
+        updates, _ = jax.jit(transform.update)({"t": rows}, transform.init(params), params)
+        np.testing.assert_array_equal(apply_updates(params, updates)["t"], expected)

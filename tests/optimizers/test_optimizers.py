@@ -34,6 +34,7 @@ def adam(p, g, slots, t):
 
 # one step at rate 0.1 in numpy, where the formula is short
 FORMULAS = {"gradient_descent": descend, "momentum": accumulate, "nesterov": nesterov, "adam": adam}
+NAN = float("nan")
 PARAMS = {"a": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "b": {"c": jnp.float32(0.25)}}
 
 
@@ -96,6 +97,22 @@ def test_plain_optax_shows_no_rate_but_injected_hyperparameters_do():
         (lambda: optimizers.ftrl(0.1, l2_regularization_strength=-1), "l2_regularization_strength must be >= 0, got"),
         (lambda: optimizers.ftrl(0.1, l2_shrinkage_regularization_strength=-1), "l2_shrinkage_regularization_streng"),
         (lambda: optimizers.adadelta(epsilon=-1.0), "epsilon must be >= 0, got -1.0"),
+        (lambda: optimizers.adam(epsilon=NAN), "epsilon must be >= 0, got nan"),
+        (lambda: optimizers.adam(beta2=NAN), r"beta2 must be in \[0, 1\), got nan"),
+        (lambda: optimizers.adadelta(rho=1.5), r"rho must be in \[0, 1\], got 1.5"),
+        (lambda: optimizers.adadelta(rho=NAN), r"rho must be in \[0, 1\], got nan"),
+        (lambda: optimizers.rmsprop(0.1, decay=-0.1), r"decay must be in \[0, 1\], got -0.1"),
+        (lambda: optimizers.rmsprop(0.1, epsilon=-1.0), "epsilon must be >= 0, got -1.0"),
+        (lambda: optimizers.rmsprop(0.1, momentum=NAN), "momentum must be >= 0, got nan"),
+        (lambda: optimizers.momentum(0.1, float("inf")), "momentum must be >= 0, got inf"),
+        (lambda: optimizers.ftrl(0.1, beta=-1.0), "beta must be >= 0, got -1.0"),
+        (lambda: optimizers.ftrl(0.1, learning_rate_power=NAN), "learning_rate_power must be <= 0, got nan"),
+        (lambda: optimizers.adagrad_da(0.1, 0.1, -1.0), "l1_regularization_strength must be >= 0, got -1.0"),
+        (lambda: optimizers.adagrad_da(0.1, 0.1, 0.0, NAN), "l2_regularization_strength must be >= 0, got nan"),
+        (lambda: optimizers.proximal_adagrad(0.1, 0.1, -1.0), "l1_regularization_strength must be >= 0, got -1.0"),
+        (lambda: optimizers.proximal_gradient_descent(0.1, 0.0, -1.0), "l2_regularization_strength must be >= 0, got"),
+        (lambda: optimizers.adam(np.float32("nan")), "learning_rate must be a finite number, got nan"),
+        (lambda: optimizers.adam(packed="x").init(PARAMS), "packed must be True, False or None, got 'x'"),
         (lambda: optimizers.adam(slot_dtype="flot32"), "slot_dtype must be a dtype of real numbers, .* got 'flot32'"),
         (lambda: optimizers.adam(slot_dtype=jnp.int32), "slot_dtype must be a dtype of real numbers, such as float32"),
     ],

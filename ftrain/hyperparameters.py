@@ -1,4 +1,4 @@
-"""Checks of the numbers that users pass as arguments: the name, the value, what is expected.
+"""Checks of hyperparameters: the error says the name, the value and what is expected.
 
 Arrays pass unchecked: those that `optax.inject_hyperparams` passes, say, have no value while a step is traced.
 """
