@@ -223,6 +223,7 @@ ROOMS = {
         "Scaffold",
         "TrainState",
         "Trigger",
+        "UnknownMetricError",
         "at",
         "compile_step",
         "every",

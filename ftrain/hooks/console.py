@@ -1,5 +1,7 @@
 """Hooks that tell a person how the run is going."""
 
+import itertools
+import math
 import os
 import sys
 import time
@@ -14,6 +16,8 @@ from rich.text import Text
 
 from ftrain.training import Hook, Report, Trigger, every
 from ftrain.training.hook import Value
+
+SHOWN = 3  # metrics in a progress bar, if none of them is the loss
 
 
 def _print(line: str) -> None:
@@ -95,7 +99,10 @@ class LogFile(Logging):
 
 
 class ProgressBar(Hook):
-    """A bar with step, loss, learning rate, speed and time left; above it a line for what other hooks publish."""
+    """A bar with step, loss, learning rate, speed and time left; above it a line for what other hooks publish.
+
+    A step without a loss shows its first metrics instead.
+    """
 
     needs_state = False
     chief_only = True
@@ -117,7 +124,7 @@ class ProgressBar(Hook):
     def after_step(self, report: Report) -> None:
         step, moment = self._started = self._started or (report.step, report.time)
         speed = (report.step - step) / (report.time - moment) if report.time > moment else 0.0
-        values = {"loss": report.read("loss"), "lr": report.read("learning_rate"), "steps/s": speed}
+        values = _shown(report.values()) | {"steps/s": speed}
         self._progress.update(self._task, completed=report.step, shown=format_values(values))
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:
@@ -140,6 +147,14 @@ class ProgressBar(Hook):
 class _Steps(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(f"{int(task.completed)}" + (f"/{int(task.total)}" if task.total is not None else ""))
+
+
+def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
+    """What a bar has room for: the loss, or else the first metrics, and the learning rate if it is known."""
+    numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
+    rate = numbers.pop("learning_rate", math.nan)
+    first = {"loss": numbers["loss"]} if "loss" in numbers else dict(itertools.islice(numbers.items(), SHOWN))
+    return {**first} if math.isnan(rate) else {**first, "lr": rate}
 
 
 def format_values(values: Mapping[str, Value]) -> str:

@@ -8,8 +8,9 @@ import numpy as np
 
 from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every, never
 from ftrain.training.hook import DATA_ENDED, Value
+from ftrain.training.metrics import NAN_IF_UNKNOWN, UnknownMetricError
 
-WATCHED = ("loss", "gradient_norm")  # what StopOnNaN looks at, if it is there
+WATCHED = ("loss", "gradient_norm")  # what StopOnNaN watches if the step has one of them
 
 
 class NotFiniteError(RuntimeError):
@@ -119,6 +120,9 @@ class StopWhen(Hook):
 class StopOnNaN(Hook):
     """Raise NotFiniteError, or stop, when a metric stops being finite. Looks at every step, and never waits for one.
 
+    Without `metrics` it watches `loss` and `gradient_norm`; a step that has neither of them has all its metrics
+    watched, but `learning_rate`, whose NaN means unknown. A name in `metrics` that the step does not have is an error.
+
     The gradient is watched beside the loss: it poisons the parameters one step before the loss shows it. A step whose
     update was skipped, by a guard or by loss scaling, does no harm and is passed over. Infinities count too, which the
     reference lets pass. As nothing waits, some steps after the one that is named may have been taken; nothing of them
@@ -140,14 +144,17 @@ class StopOnNaN(Hook):
         self.metrics = None if metrics is None else (metrics,) if isinstance(metrics, str) else tuple(metrics)
         self.action, self.locate = action, locate
         self._report: Report | None = None  # of the beginning; it knows how to take steps again
+        self._chosen: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # names of a step; those watched
 
     def begin(self, report: Report) -> None:
         self._report = report
 
     def watch(self, metrics: Metrics) -> str | None:
+        if self._chosen is None or self._chosen[0] != metrics.names:
+            self._chosen = metrics.names, self._choose(metrics.names)
         if np.isfinite(metrics.table()).all():  # this runs for every step, and must be quick
             return None
-        watched = [name for name in WATCHED if name in metrics.names] if self.metrics is None else self.metrics
+        watched = self._chosen[1]
         if np.isfinite([metrics.column(name) for name in watched]).all():
             return None
         for step in range(metrics.first, metrics.last + 1):
@@ -156,6 +163,19 @@ class StopOnNaN(Hook):
             if bad is not None and not row.get("update_skipped"):
                 return self._found(bad, step, row)
         return None
+
+    def _choose(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The metrics to watch, of those that a step has."""
+        if self.metrics is None:
+            usual = tuple(name for name in WATCHED if name in names)
+            return usual or tuple(name for name in names if name not in NAN_IF_UNKNOWN)
+        missing = [name for name in self.metrics if name not in names]
+        if missing:
+            raise UnknownMetricError(
+                f"StopOnNaN cannot watch {', '.join(missing)}: the step has no such metric; "
+                f"it has {', '.join(names) or 'none'}"
+            )
+        return self.metrics
 
     def _found(self, name: str, step: int, row: Mapping[str, float]) -> str:
         skipped = row.get("updates_skipped")
