@@ -46,11 +46,13 @@ def test_without_a_loss_every_metric_is_watched(pipeline, fuse):
 
 
 def test_the_guard_of_a_run_is_the_same(pipeline):
-    state = TrainState.create(init_params(), optax.sgd(0.1))
-    with pytest.raises(NotFiniteError, match="critic_loss is nan at step 7;"):
-        with ftrain.Run(adversarial, state, pipeline, steps=20) as run:
+    def train():
+        with ftrain.Run(adversarial, TrainState.create(init_params(), optax.sgd(0.1)), pipeline, steps=20) as run:
             while not run.should_stop():
                 run.advance()
+
+    with pytest.raises(NotFiniteError, match="critic_loss is nan at step 7;"):
+        train()
 
 
 def test_an_unknown_learning_rate_is_no_failure(pipeline):
