@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ftrain.hooks.counting import Speed
 from ftrain.training import Hook, Report, Trigger, every
 from ftrain.training.hook import Value
 
@@ -112,19 +113,17 @@ class ProgressBar(Hook):
         columns = (TextColumn("step"), _Steps(), BarColumn(), TextColumn("{task.fields[shown]}"))
         self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
         self._task = self._progress.add_task("train", total=steps, shown="compiling ...")
-        self._started: tuple[int, float] | None = None
+        self._speed = Speed()
 
     def begin(self, report: Report) -> None:
-        self._started = None
+        self._speed.clear()
         if report.step:
             self._progress.console.print(f"resumed at step {report.step}")
         self._progress.update(self._task, completed=report.step)
         self._progress.start()
 
     def after_step(self, report: Report) -> None:
-        step, moment = self._started = self._started or (report.step, report.time)
-        speed = (report.step - step) / (report.time - moment) if report.time > moment else 0.0
-        values = _shown(report.values()) | {"steps/s": speed}
+        values = _shown(report.values()) | {"steps/s": self._speed.measure(report.step, report.time) or 0.0}
         self._progress.update(self._task, completed=report.step, shown=format_values(values))
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:

@@ -33,8 +33,8 @@ class Host(Protocol):
 class Report:
     """What hooks are told of a step.
 
-    `step` is its number, those before a restart counted; `time` the moment it was dispatched, in seconds; `examples`
-    the size of its batch, 0 if that is not known; `published` what hooks have published at it so far.
+    `step` is its number, those before a restart counted; `time` the moment it was finished, in seconds; `examples` the
+    size of its batch, 0 if that is not known; `published` what hooks have published at it so far.
     """
 
     def __init__(

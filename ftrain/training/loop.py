@@ -127,7 +127,7 @@ class Loop:
         self._state: TrainState | None = None
         self._count = 0
         self._metrics = Metrics(0, 0)  # of the newest call
-        self._flight = Flight(self._tell, self.timing)
+        self._flight = Flight(self._tell, self.timing, self._clock)
         self._agenda = Agenda(self.hooks)
         self._suspect: int | None = None  # the step that is being dispatched
 

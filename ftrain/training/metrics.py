@@ -20,7 +20,7 @@ class Metrics:
 
     def __init__(self, first: int, last: int, names: tuple[str, ...] = (), packed: jax.Array | None = None):
         self.first, self.last = first, last
-        self.time = 0.0  # in seconds, when they were dispatched
+        self.time = 0.0  # in seconds, when they were found to be finished; before that, when they were dispatched
         self.names = names
         self._packed = packed  # (metrics,) of one step, or (steps, metrics)
         self._table: np.ndarray | None = None
