@@ -77,8 +77,8 @@ class Logging(Hook):
         self.write(text)
 
     def end(self, report: Report) -> None:
-        if self.at_end:
-            self.receive(report.step, report.published if self._logged == report.step else report.values())
+        if self.at_end and self._logged != report.step:  # what was published has been received
+            self.receive(report.step, {k: v for k, v in report.values().items() if k not in report.published})
 
 
 class LogFile(Logging):
@@ -114,9 +114,11 @@ class ProgressBar(Hook):
         self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
         self._task = self._progress.add_task("train", total=steps, shown="compiling ...")
         self._speed = Speed()
+        self._begun = 0  # the step that the run started from
 
     def begin(self, report: Report) -> None:
         self._speed.clear()
+        self._begun = report.step
         if report.step:
             self._progress.console.print(f"resumed at step {report.step}")
         self._progress.update(self._task, completed=report.step)
@@ -135,9 +137,8 @@ class ProgressBar(Hook):
         self._progress.console.print(text, markup=False, highlight=False)
 
     def end(self, report: Report) -> None:
-        if report.values():
+        if report.step > self._begun:
             self.after_step(report)
-            self.receive(report.step, report.published)
 
     def close(self) -> None:
         self._progress.stop()

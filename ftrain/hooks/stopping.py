@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,10 +55,14 @@ class StopAtStep(Hook):
 
 
 class StopWhen(Hook):
-    """Stop early: when a metric reaches `threshold`, or has not become better for `patience` looks at it.
+    """Stop early: when a metric reaches `threshold`, or has not improved for `patience` looks at it.
 
-    Looked at are the metrics of the steps that `when` chooses and, whenever they come, values that other hooks publish,
-    such as "eval/accuracy". A resumed run counts anew.
+    It looks at the metrics of the steps that `when` chooses and, whenever they come, at values that other hooks
+    publish, such as "eval/accuracy". An evaluation at the end of the run does not count.
+
+    What it has seen is stored in each checkpoint. A resumed run stops where it would have stopped without the
+    interruption, and one that was stopped takes no further step when it is started again, unless `patience` or
+    `threshold` now allow it.
     """
 
     def __init__(
@@ -79,14 +83,33 @@ class StopWhen(Hook):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')
         self.metric, self.patience, self.threshold, self.when = metric, patience, threshold, when
         self.mode, self.least_change = mode, least_change
+        self.label = f"{metric}, {mode}"
         self._sign = 1.0 if mode == "min" else -1.0  # the smaller, the better
-        self._goal = self._best = math.inf  # what must be beaten, and the best so far
-        self._looks = 0
+        self._goal = self._best = math.inf  # what must be beaten, and the best so far, both times the sign
+        self._looks = 0  # since the goal was beaten
+        self._last: tuple[int, float] | None = None  # the step of the last look, and what was seen
+        self._report: Report | None = None  # of the beginning; it knows whether the run is over
         self._seen = False
 
     def begin(self, report: Report) -> None:
         self._goal = self._best = math.inf
         self._looks = 0
+        self._last = None
+        self._report = report
+
+    def state(self) -> dict[str, float] | None:
+        if self._last is None:
+            return None
+        step, value = self._last
+        goal, best = self._sign * self._goal, self._sign * self._best
+        return {"step": step, "value": value, "best": best, "goal": goal, "looks": self._looks}
+
+    def restore(self, state: Mapping[str, Any]) -> str | None:
+        self._last = state["step"], state["value"]
+        self._goal, self._best = self._sign * state["goal"], self._sign * state["best"]
+        self._looks = state["looks"]
+        self._seen = True
+        return self._reason()
 
     def after_step(self, report: Report) -> None:
         reason = self.receive(report.step, report.values())
@@ -99,16 +122,26 @@ class StopWhen(Hook):
         if value is None or isinstance(value, str):
             return None
         self._seen = True
+        if self._report is not None and self._report.ending:  # a run that was to go on would not have looked here
+            return None
+        self._last = step, value
         self._best = min(self._best, self._sign * value)
-        if self.threshold is not None and self._sign * value <= self._sign * self.threshold:
-            return f"{self.metric} is {value:.4g} at step {step}, and {self.threshold:g} was asked for"
         if self._sign * value < self._goal - self.least_change:
             self._goal, self._looks = self._sign * value, 0
+        else:
+            self._looks += 1
+        return self._reason()
+
+    def _reason(self) -> str | None:
+        """Why to stop after the last look, if there is a reason."""
+        if self._last is None:
             return None
-        self._looks += 1
+        step, value = self._last
+        if self.threshold is not None and self._sign * value <= self._sign * self.threshold:
+            return f"{self.metric} is {value:.4g} at step {step}, which reaches the threshold {self.threshold:g}"
         if self.patience is not None and self._looks >= self.patience:
             best = f"its best was {self._sign * self._best:.4g}"
-            return f"{self.metric} has not become better {self._looks} times in a row by step {step}; {best}"
+            return f"{self.metric} has not improved {self._looks} times in a row by step {step}; {best}"
         return None
 
     def end(self, report: Report) -> None:

@@ -56,7 +56,7 @@ def test_stopping_at_a_threshold_of_a_metric(pipeline):
     watch = Callback(lambda report: losses.update({report.step: report.read("loss")}), when=every(steps=5))
     loop = drive([watch, StopWhen("loss", threshold=0.01, when=every(steps=5)), StopAtStep(900)], pipeline)
     assert loop.steps_taken == next(step for step, loss in losses.items() if loss <= 0.01)
-    assert "and 0.01 was asked for" in loop.stop_reason
+    assert "which reaches the threshold 0.01" in loop.stop_reason
 
 
 @pytest.mark.parametrize(
