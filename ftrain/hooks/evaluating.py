@@ -54,4 +54,5 @@ class Evaluator(Hook):
 
     def end(self, report: Report) -> None:
         if self._evaluated != report.step and not report.interrupted:
+            report.save()  # whoever kills the process during a long evaluation must not cost it any steps
             self.after_step(report)

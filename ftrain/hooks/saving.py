@@ -126,9 +126,9 @@ class CheckpointSaver(Hook):
     def end(self, report: Report) -> None:
         if report.step > 0:
             self._save(report)
-            self._complete(report)
         with self._surviving(report):
             self.manager.wait()
+        self._complete(report)
         for listener in self.listeners:
             listener.end(report.step)
 
@@ -146,6 +146,8 @@ class CheckpointSaver(Hook):
             self.manager.wait()
         if report.step in self.manager.steps():
             return
+        if not report.ending:  # or an evaluation may still come
+            self._look_for_best(report)
         for listener in self.listeners:
             listener.before_save(report.step)
         report.flush()  # what was measured before a checkpoint must not be lost with what comes after it
@@ -160,22 +162,24 @@ class CheckpointSaver(Hook):
 
     def _complete(self, report: Report) -> None:
         """Add what came after the last step was saved, such as an evaluation at the end."""
+        self._look_for_best(report)
         with self._surviving(report):
-            self.manager.wait()
             if report.published and report.step in self.manager.steps():
                 states = {**self.manager.extra(report.step).get(HOOKS, {}), **report.hook_states()}
                 self.manager.complete(report.step, metrics=self._metrics(report), extra={HOOKS: states})
 
     def _metrics(self, report: Report) -> dict[str, float]:
-        metrics = {name: float(value) for name, value in report.values().items() if not isinstance(value, str)}
-        retention = self.manager.retention
+        return {name: float(value) for name, value in report.values().items() if not isinstance(value, str)}
+
+    def _look_for_best(self, report: Report) -> None:
+        """Report once that the metric which the best are chosen by is missing."""
+        metrics, retention = self._metrics(report), self.manager.retention
         if retention.best and retention.metric not in metrics and metrics and not self._looked_for_best:
             self._looked_for_best = True
             report.notice(
                 f"best_metric {retention.metric!r} is not known at step {report.step}, so it cannot rank as best; "
                 f"known are {', '.join(metrics)}"
             )
-        return metrics
 
     @contextmanager
     def _surviving(self, report: Report) -> Iterator[None]:

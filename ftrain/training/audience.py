@@ -69,6 +69,13 @@ class Audience:
 
         call_all([functools.partial(end, hook) for hook in self._hooks])
 
+    def save(self, report: Report) -> None:
+        """Have the hooks that save the state do so now."""
+        for hook in self._hooks:
+            if hook.saves_state:
+                with self._timing.measure(type(hook).__name__):
+                    hook.after_step(report)
+
     def tell_failure(self, error: Exception, past: Past | None) -> None:
         call_all([functools.partial(hook.failed, error, past) for hook in self._hooks])
 

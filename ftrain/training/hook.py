@@ -28,6 +28,7 @@ class Host(Protocol):
     def request_stop(self, reason: str) -> None: ...
     def notice(self, text: str) -> None: ...
     def flush(self) -> None: ...
+    def save(self, report: "Report") -> None: ...
     def flops(self) -> float | None: ...
     def hook_states(self) -> dict[str, Mapping[str, Any]]: ...
     def past(self, step: int) -> Past: ...
@@ -118,6 +119,13 @@ class Report:
         """Have all hooks write out what still waits to be written."""
         self._host.flush()
 
+    def save(self) -> None:
+        """Have the state of this step saved now: before an evaluation at the end, which may take long, say.
+
+        What comes after it can still be published; it is added to what was saved.
+        """
+        self._host.save(self)
+
     def flops(self) -> float | None:
         """Floating-point operations of one step as compiled, if the compiler tells."""
         return self._host.flops()
@@ -152,6 +160,9 @@ class Hook:
     A hook that remembers something from step to step returns it from `state`, and takes it back in `restore`: it is
     stored in each checkpoint, so that a resumed run goes on as if it had not been interrupted.
 
+    One that saves the state says so with `saves_state`. It is told of a step after all other hooks, so that it saves
+    what they know by then.
+
     Where several processes train together, all of them have all hooks, and must: what they compute with the state, they
     compute together. Those that only write are `chief_only`.
     """
@@ -159,7 +170,7 @@ class Hook:
     when: Trigger = never()
     needs_state: bool = True
     chief_only: bool = False  # whether, of several processes, only the first has it, because it writes for all
-    saves_state: bool = False  # whether it saves the run: it is told of everything after all other hooks
+    saves_state: bool = False  # whether it saves the run, see below
     label: str = ""  # tells hooks of one class apart in a checkpoint; without, their order does
 
     def restore_state(self, like: TrainState) -> TrainState | None:

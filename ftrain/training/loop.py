@@ -188,6 +188,10 @@ class Loop:
         """Have all hooks write out what still waits to be written."""
         self._audience.flush()
 
+    def save(self, report: Report) -> None:
+        """Have the hooks that save the state do so now."""
+        self._audience.save(report)
+
     def flops(self) -> float | None:
         """Floating-point operations of one step as compiled, if the compiler tells."""
         return self._program.flops()

@@ -114,3 +114,28 @@ def test_a_run_that_was_interrupted_at_its_last_step_is_evaluated_when_it_is_sta
     assert again.start_step == again.steps_taken == 15
     assert CheckpointManager(tmp_path).checkpoints()[-1].metrics["eval/score"] == 0.7
     drive([evaluator(), saver(tmp_path, at(15)), StopAtStep(15)], pipeline)  # and not once more
+
+
+def test_the_last_step_is_saved_before_it_is_evaluated(pipeline, tmp_path):
+    """Which may take long: a process that is killed meanwhile loses nothing, and evaluates when it is started again."""
+
+    def evaluate(params):
+        save.manager.wait()
+        assert save.manager.steps() == [15]
+        raise KeyboardInterrupt  # what no other hook is told of, as if the process were killed
+
+    save = saver(tmp_path, every(steps=1000))
+    with pytest.raises(KeyboardInterrupt):
+        drive([Evaluator(evaluate, when=every(steps=1000)), save, StopAtStep(15)], pipeline)
+    again = drive(
+        [evaluator(0.7, when=every(steps=1000)), saver(tmp_path, every(steps=1000)), StopAtStep(15)], pipeline
+    )
+    assert again.start_step == again.steps_taken == 15
+    assert CheckpointManager(tmp_path).checkpoints()[-1].metrics["eval/score"] == 0.7
+
+
+def test_a_best_metric_that_comes_at_the_end_is_not_reported_as_missing(pipeline, tmp_path):
+    lines = []
+    logging = Logging(when=every(steps=1000), write=lines.append)
+    drive([evaluator(0.7, when=at(1000)), saver(tmp_path, at(1000)), StopAtStep(15)], pipeline, logging=logging)
+    assert not [line for line in lines if "best_metric" in line]
