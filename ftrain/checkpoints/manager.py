@@ -128,7 +128,7 @@ class CheckpointManager:
 
     def extra(self, step: int) -> dict[str, Any]:
         """The extra values that were saved with a checkpoint."""
-        manifest = read_manifest(self._existing(step))
+        manifest = read_manifest(self._path(step) if step == self.restored else self._existing(step))
         return {} if manifest is None else decode(manifest.extra or {})
 
     def restore(

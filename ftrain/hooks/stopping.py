@@ -26,8 +26,9 @@ class NotFiniteError(RuntimeError):
 class StopAtStep(Hook):
     """Stop after step `last_step`, or after `num_steps` more than the run starts with.
 
-    A run that has come so far already takes no step at all, where the reference would take one. As there, `num_steps`
-    are counted from where the hook was used first, also if the run recovers or the hook is used again.
+    A run that has reached that step takes no step at all, where TensorFlow 1 would take one. As there, `num_steps` are
+    counted from where the hook was first used, also if the run recovers or the hook is used again. That is not stored
+    in a checkpoint: a run that is resumed by another process takes `num_steps` again. `last_step` is for a total.
     """
 
     def __init__(self, last_step: int | None = None, *, num_steps: int | None = None):

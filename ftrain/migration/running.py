@@ -45,7 +45,8 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.hooks.Logging", note="any metric by name; the last line is not written twice"
     ),
     "tf.train.StopAtStepHook": to(
-        "ftrain.hooks.StopAtStep", note="a run that has come so far takes no further step; the reference takes one"
+        "ftrain.hooks.StopAtStep",
+        note="num_steps count from the start of each run, resumed or not; a run that is there takes no further step",
     ),
     "tf.train.CheckpointSaverHook": to(
         "ftrain.hooks.CheckpointSaver",
