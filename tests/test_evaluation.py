@@ -85,3 +85,19 @@ def test_waiting_for_a_checkpoint(tmp_path):
     assert wait_for_checkpoint(tmp_path) == 3
     assert wait_for_checkpoint(tmp_path, after=3, timeout=0.02) is None
     assert list(checkpoints_iterator(tmp_path, timeout=0.02)) == [3]
+
+
+def test_a_checkpoint_that_is_saved_just_before_the_run_ends_is_not_missed(tmp_path):
+    """It appears between the look at the directory and the question whether the run has ended."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(10, make_state())
+
+    def has_ended():
+        if manager.latest() == 10:
+            manager.save(15, make_state())
+            return True
+        return True
+
+    evaluated = ftrain.evaluate_checkpoints(tmp_path, evaluate, make_state(), last_step=100, stop=has_ended)
+    assert [step for step, _ in evaluated] == [15]
+    assert wait_for_checkpoint(tmp_path, after=10, timeout=0) == 15

@@ -224,6 +224,7 @@ ROOMS = {
         "Scaffold",
         "TrainState",
         "Trigger",
+        "UnknownMetricError",
         "at",
         "compile_step",
         "every",

@@ -24,10 +24,12 @@ def wait_for_checkpoint(
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
+        # Before the look: a run saves its last checkpoint just before it ends, and that one must not be missed.
+        is_last_look = stop() or (deadline is not None and time.monotonic() >= deadline)
         newest = CheckpointManager(directory_of(directory)).latest()  # it may only now become a run's
         if newest is not None and newest > after:
             return newest
-        if stop() or (deadline is not None and time.monotonic() >= deadline):
+        if is_last_look:
             return None
         time.sleep(poll if deadline is None else min(poll, max(0.0, deadline - time.monotonic())))
 

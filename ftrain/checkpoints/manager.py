@@ -11,6 +11,8 @@ from ftrain.checkpoints import keeping, writing
 from ftrain.checkpoints.catalog import NAME as CATALOG
 from ftrain.checkpoints.catalog import committed, numbered, path_of, read_catalog
 from ftrain.checkpoints.errors import CheckpointError, DamagedError
+from ftrain.checkpoints.extra import decode, encode
+from ftrain.checkpoints.manifest import read_manifest
 from ftrain.checkpoints.matching import Selection, as_patterns
 from ftrain.checkpoints.restoring import check_leaves, load
 from ftrain.checkpoints.retention import Record, Retention, best_of
@@ -58,6 +60,7 @@ class CheckpointManager:
         Selection(include=self.may_be_infinite)  # which says if one is not a pattern
         self.tell = tell or (lambda text: warnings.warn(text, stacklevel=3))
         self._writer = Writer(self.directory, self.retention, self.may_be_infinite, clock)
+        self.restored: int | None = None  # the step whose tree `restore` returned last
         self._damaged: set[int] = set()  # steps that were found to be
         self._entered = False
 
@@ -90,18 +93,43 @@ class CheckpointManager:
         return best[0].step if best else None
 
     def save(
-        self, step: int, tree: Tree, *, metrics: Mapping[str, float] | None = None, overwrite: bool = False
+        self,
+        step: int,
+        tree: Tree,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
     ) -> None:
         """Start to save `tree` under `step`, after the save before this one has finished.
 
-        A step that is there already is an error, unless `overwrite`: then the old one goes when the new is complete.
+        `extra` is a small mapping of what JSON can say, and of infinities and NaN, that is stored with the tree and
+        verified with it; `manager.extra(step)` returns it. A step that is there already is an error, unless
+        `overwrite`: then the old one goes when the new is complete.
         """
         step = _as_step(step)
+        encoded = encode(extra) if extra else None
         self.wait()
-        self._writer.start(step, tree, metrics or {}, overwrite=overwrite, damaged=self._damaged)
+        self._writer.start(step, tree, metrics or {}, encoded, overwrite=overwrite, damaged=self._damaged)
         self._damaged.clear()  # they are put aside now
         if not self._entered:
             self.wait()
+
+    def complete(
+        self, step: int, *, metrics: Mapping[str, float] | None = None, extra: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add metrics and extra values to a checkpoint that is saved: those of an evaluation after it, say.
+
+        The best ones are chosen anew.
+        """
+        self.wait()
+        self._existing(step)
+        self._writer.complete(step, metrics or {}, encode(extra) if extra else None)
+
+    def extra(self, step: int) -> dict[str, Any]:
+        """The extra values that were saved with a checkpoint."""
+        manifest = read_manifest(self._path(step) if step == self.restored else self._existing(step))
+        return {} if manifest is None else decode(manifest.extra or {})
 
     def restore(
         self,
@@ -127,7 +155,9 @@ class CheckpointManager:
         self.wait()
         selection = Selection(strict, as_patterns(include), as_patterns(exclude), dict(rename or {}), cast)
         if step is not None:
-            return load(self._existing(step), like, selection, verify=verify)
+            tree = load(self._existing(step), like, selection, verify=verify)
+            self.restored = step
+            return tree
         found: list[DamagedError] = []
         for newest in self._from_newest():
             try:
@@ -139,6 +169,7 @@ class CheckpointManager:
                 continue
             if found:
                 self.tell(_what_was_lost(found, newest))
+            self.restored = newest
             return tree
         raise _all_of_them(found) if found else self._nothing()
 

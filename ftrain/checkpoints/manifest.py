@@ -63,9 +63,14 @@ class Manifest(_Strict):
     not_finite: list[str]  # leaves that make it suspect
     leaves: dict[str, Leaf]
     files: dict[Annotated[str, AfterValidator(_inside)], File]
+    extra: dict[str, Any] | None = None  # as `extra.encode` returns it; older checkpoints have none
+
+    def as_text(self) -> str:
+        """The file. Without extra values it is what it was before there were any."""
+        return as_text(self.model_dump(exclude={"extra"} if self.extra is None else None))
 
     def write(self, directory: Path) -> None:
-        write_whole(directory / NAME, as_text(self.model_dump()))
+        write_whole(directory / NAME, self.as_text())
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -130,7 +135,7 @@ def _was_promised(directory: Path) -> bool:
 
 def as_text(contents: Mapping[str, Any]) -> str:
     """A manifest as it is written: always in the same way, so that every byte of the file is known."""
-    body = json.dumps(contents, sort_keys=True)
+    body = json.dumps(contents, sort_keys=True, allow_nan=False)  # NaN and Infinity are not JSON
     return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import jax
 
@@ -35,9 +35,18 @@ class Writer:
         self._unfinished: Future[list[str]] | None = None
         self._swept: int | None = None  # the directory, once it was put in order
 
-    def start(self, step: int, tree: Tree, metrics: Mapping[str, float], *, overwrite: bool, damaged: set[int]) -> None:
+    def start(
+        self,
+        step: int,
+        tree: Tree,
+        metrics: Mapping[str, float],
+        extra: dict[str, Any] | None,
+        *,
+        overwrite: bool,
+        damaged: set[int],
+    ) -> None:
         """Start to write; what is `damaged` is put aside first, or it would count as one of the newest."""
-        measured = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        measured = finite(metrics)
         held = take(tree)
         lock = None
         try:
@@ -45,7 +54,7 @@ class Writer:
             self._make_room(step, overwrite, damaged)
             times = [record.time for record in read_catalog(self._directory).records]
             now = max([self._clock(), *times])  # clocks are put back at times
-            order = writing.Order(self._directory, step, held, now, measured, self._may_be_infinite)
+            order = writing.Order(self._directory, step, held, now, measured, self._may_be_infinite, extra)
             if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
                 order = dataclasses.replace(order, begun=writing.begin(order.staged, as_given(tree)))
         except BaseException as error:
@@ -55,6 +64,15 @@ class Writer:
                 raise self._failure(step, error) from error
             raise
         self._unfinished = _in_background(lambda: self._finish(order, lock))
+
+    def complete(self, step: int, metrics: Mapping[str, float], extra: dict[str, Any] | None) -> None:
+        """Add to what is known of a checkpoint that is written. Of several processes the first one does it."""
+        if jax.process_index() == 0:
+            try:
+                keeping.complete(self._directory, step, finite(metrics), extra or {}, self._retention, self._opened)
+            except OSError as error:
+                path = path_of(self._directory, step)
+                raise SaveError(f"the metrics of {path} were not completed: {in_one_line(error)}") from error
 
     def wait(self) -> list[str]:
         """Wait for the save that is under way; the answer is what there is to tell of it."""
@@ -134,6 +152,11 @@ class Writer:
             return self._swept in (None, self._directory.stat().st_ino)
         except OSError:
             return self._swept is None
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that a checkpoint can be compared by."""
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _in_background(work: Callable[[], T]) -> Future[T]:

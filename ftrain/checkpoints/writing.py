@@ -7,7 +7,7 @@ import shutil
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -55,6 +55,7 @@ class Order:
     time: float
     metrics: dict[str, float]
     may_be_infinite: tuple[str, ...]  # patterns of leaves that are fine if they are not finite
+    extra: dict[str, Any] | None = None  # encoded
     begun: _Response | None = None  # Orbax, already at it: all processes of a job must call it in the same order
 
     @property
@@ -162,6 +163,7 @@ def _manifest(order: Order, leaves: dict[str, Leaf], suspicious: list[str]) -> M
         not_finite=suspicious,
         leaves=leaves,
         files={name: File(size=files[name], crc32c=crc) for name, crc in zip(files, sums, strict=True)},
+        extra=order.extra,
     )
 
 

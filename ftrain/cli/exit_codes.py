@@ -27,5 +27,6 @@ CODES = {
     "ftrain.formats.examples.conversions.SpecError": 2,
     "ftrain.formats.records.framing.DamagedRecordError": 1,
     "ftrain.hooks.stopping.NotFiniteError": 1,
+    "ftrain.training.metrics.UnknownMetricError": 2,
     "ftrain.training.scaffold.NotReadyError": 1,
 }

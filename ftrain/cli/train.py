@@ -132,7 +132,11 @@ def _introduce(job: "Job", processes: int, parameters: int) -> None:
 def _conclude(job: "Job", run: "Run", seconds: float) -> None:
     if run.steps_taken < job.steps:
         where = f"step {run.steps_taken} of {job.steps} ({run.stop_reason})"
-        print(f"stopped at {where}" + ("; the same command goes on from there" if run.interrupted else ""))
+        was_over = run.steps_taken == run.start_step and not run.interrupted
+        print(
+            (f"no further step: the run ended at {where}" if was_over else f"stopped at {where}")
+            + ("; the same command goes on from there" if run.interrupted else "")
+        )
         return
     taken = run.steps_taken - run.start_step
     print(f"done: {taken:,} steps in {seconds:.1f} s" if taken else f"all {job.steps:,} steps were taken before")

@@ -1,5 +1,7 @@
 """Hooks that tell a person how the run is going."""
 
+import itertools
+import math
 import os
 import sys
 import time
@@ -12,8 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ftrain.hooks.counting import Speed
 from ftrain.training import Hook, Report, Trigger, every
 from ftrain.training.hook import Value
+
+SHOWN = 3  # metrics in a progress bar, if none of them is the loss
 
 
 def _print(line: str) -> None:
@@ -72,8 +77,8 @@ class Logging(Hook):
         self.write(text)
 
     def end(self, report: Report) -> None:
-        if self.at_end:
-            self.receive(report.step, report.published if self._logged == report.step else report.values())
+        if self.at_end and self._logged != report.step:  # what was published has been received
+            self.receive(report.step, {k: v for k, v in report.values().items() if k not in report.published})
 
 
 class LogFile(Logging):
@@ -95,7 +100,10 @@ class LogFile(Logging):
 
 
 class ProgressBar(Hook):
-    """A bar with step, loss, learning rate, speed and time left; above it a line for what other hooks publish."""
+    """A bar with step, loss, learning rate, speed and time left; above it a line for what other hooks publish.
+
+    A step without a loss shows its first metrics instead.
+    """
 
     needs_state = False
     chief_only = True
@@ -105,19 +113,19 @@ class ProgressBar(Hook):
         columns = (TextColumn("step"), _Steps(), BarColumn(), TextColumn("{task.fields[shown]}"))
         self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
         self._task = self._progress.add_task("train", total=steps, shown="compiling ...")
-        self._started: tuple[int, float] | None = None
+        self._speed = Speed()
+        self._begun = 0  # the step that the run started from
 
     def begin(self, report: Report) -> None:
-        self._started = None
+        self._speed.clear()
+        self._begun = report.step
         if report.step:
             self._progress.console.print(f"resumed at step {report.step}")
         self._progress.update(self._task, completed=report.step)
         self._progress.start()
 
     def after_step(self, report: Report) -> None:
-        step, moment = self._started = self._started or (report.step, report.time)
-        speed = (report.step - step) / (report.time - moment) if report.time > moment else 0.0
-        values = {"loss": report.read("loss"), "lr": report.read("learning_rate"), "steps/s": speed}
+        values = _shown(report.values()) | {"steps/s": self._speed.measure(report.step, report.time) or 0.0}
         self._progress.update(self._task, completed=report.step, shown=format_values(values))
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:
@@ -129,9 +137,8 @@ class ProgressBar(Hook):
         self._progress.console.print(text, markup=False, highlight=False)
 
     def end(self, report: Report) -> None:
-        if report.values():
+        if report.step > self._begun:
             self.after_step(report)
-            self.receive(report.step, report.published)
 
     def close(self) -> None:
         self._progress.stop()
@@ -140,6 +147,14 @@ class ProgressBar(Hook):
 class _Steps(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(f"{int(task.completed)}" + (f"/{int(task.total)}" if task.total is not None else ""))
+
+
+def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
+    """What a bar has room for: the loss, or else the first metrics, and the learning rate if it is known."""
+    numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
+    rate = numbers.pop("learning_rate", math.nan)
+    first = {"loss": numbers["loss"]} if "loss" in numbers else dict(itertools.islice(numbers.items(), SHOWN))
+    return {**first} if math.isnan(rate) else {**first, "lr": rate}
 
 
 def format_values(values: Mapping[str, Value]) -> str:

@@ -1,6 +1,7 @@
 """The hook that evaluates."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ftrain.averages import averaged
 from ftrain.training import Hook, Report, TrainState, Trigger, every
@@ -9,9 +10,10 @@ from ftrain.tree import Tree
 
 
 class Evaluator(Hook):
-    """Publish what `evaluate(params)` answers, each name prefixed by `eval/`, when it is time and at the end.
+    """Publish what `evaluate(params)` returns, each name prefixed by `eval/`, when it is time and at the end.
 
-    A run that was interrupted, or that had nothing left to do, is not evaluated at its end.
+    A run that was interrupted is not evaluated at its end. Its last checkpoint knows which step was evaluated last, so
+    a run that is started again with nothing left to do is evaluated if that step was not.
     """
 
     def __init__(
@@ -29,6 +31,12 @@ class Evaluator(Hook):
             raise ValueError("use_averages needs averages: give the step a decay for them, averages=0.999")
         self._evaluated = report.step
 
+    def state(self) -> dict[str, int | None]:
+        return {"evaluated": self._evaluated}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._evaluated = state["evaluated"]
+
     def measure(self, state: TrainState) -> dict[str, Value]:
         """What the evaluation of a state gives, under the names it is published by."""
         params = state.params
@@ -45,4 +53,5 @@ class Evaluator(Hook):
 
     def end(self, report: Report) -> None:
         if self._evaluated != report.step and not report.interrupted:
+            report.save()  # whoever kills the process during a long evaluation must not cost it any steps
             self.after_step(report)

@@ -1,15 +1,16 @@
 """The hook that saves and restores checkpoints."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import jax
 
 from ftrain.checkpoints import CheckpointManager, SaveError, hold
 from ftrain.training import Hook, Report, TrainState, Trigger, every
 
+HOOKS = "hooks"  # the extra value of a checkpoint that has the states of hooks
 LOCK = "saver.lock"  # in the directory of checkpoints, held by who saves there
 
 
@@ -35,12 +36,15 @@ class CheckpointSaver(Hook):
     The reference also saves what it starts with; here that needs `at_start`, and a step that is saved already is not
     saved again. Which checkpoints stay, and what is put aside as suspect, is told by `CheckpointManager`; its metrics
     are those of the step, and what was published at it: `best_metric` may be `eval/accuracy`, with `best_mode="max"`,
-    if both are due at the same steps. `listeners` are told of every checkpoint when it is written, so with them
-    training waits for it.
+    if both are due at the same steps. What is published at the end of the run is added to the last checkpoint. With the
+    state it saves what the hooks of the run remember. `listeners` are told of every checkpoint when it is written, so
+    with them training waits for it.
 
     If a checkpoint cannot be written, because the disk is full, say, the run ends, unless `on_error` is "continue".
     One saver at a time works in a directory.
     """
+
+    saves_state = True
 
     def __init__(
         self,
@@ -78,14 +82,24 @@ class CheckpointSaver(Hook):
         self._begun = False
         self._unfinished: list[int] = []
         self._looked_for_best = False
+        self._hook_states: dict[str, Any] | None = None  # of the checkpoint that was restored
 
-    def restore(self, like: TrainState) -> TrainState | None:
+    def restore_state(self, like: TrainState) -> TrainState | None:
         if self._lock is None and jax.process_index() == 0:
             self._lock = hold(self.manager.directory / LOCK, f"{self.manager.directory} is saved to")
         self.manager.__enter__()  # close() leaves it
         self.manager.wait()
         self._unfinished = self.manager.unfinished()
-        return None if self.manager.newest() is None else self.manager.restore(like=like)
+        self._hook_states = None
+        if self.manager.newest() is None:
+            return None
+        state: TrainState = self.manager.restore(like=like)
+        assert self.manager.restored is not None
+        self._hook_states = self.manager.extra(self.manager.restored).get(HOOKS, {})
+        return state
+
+    def saved_hook_states(self) -> Mapping[str, Mapping[str, Any]] | None:
+        return self._hook_states
 
     def start(self, state: TrainState) -> TrainState:
         if not self._begun:
@@ -114,6 +128,7 @@ class CheckpointSaver(Hook):
             self._save(report)
         with self._surviving(report):
             self.manager.wait()
+        self._complete(report)
         for listener in self.listeners:
             listener.end(report.step)
 
@@ -131,27 +146,40 @@ class CheckpointSaver(Hook):
             self.manager.wait()
         if report.step in self.manager.steps():
             return
+        if not report.ending:  # or an evaluation may still come
+            self._look_for_best(report)
         for listener in self.listeners:
             listener.before_save(report.step)
         report.flush()  # what was measured before a checkpoint must not be lost with what comes after it
         with self._surviving(report):
-            self.manager.save(report.step, report.state, metrics=self._metrics(report))
+            extra = {HOOKS: report.hook_states()}
+            self.manager.save(report.step, report.state, metrics=self._metrics(report), extra=extra)
             if self.listeners:
                 self.manager.wait()
         for listener in self.listeners if report.step in self.manager.steps() else ():
             if listener.after_save(report.step):
                 report.stop(f"{type(listener).__name__} asked to after the checkpoint of step {report.step}")
 
+    def _complete(self, report: Report) -> None:
+        """Add what came after the last step was saved, such as an evaluation at the end."""
+        self._look_for_best(report)
+        with self._surviving(report):
+            if report.published and report.step in self.manager.steps():
+                states = {**self.manager.extra(report.step).get(HOOKS, {}), **report.hook_states()}
+                self.manager.complete(report.step, metrics=self._metrics(report), extra={HOOKS: states})
+
     def _metrics(self, report: Report) -> dict[str, float]:
-        metrics = {name: float(value) for name, value in report.values().items() if not isinstance(value, str)}
-        retention = self.manager.retention
+        return {name: float(value) for name, value in report.values().items() if not isinstance(value, str)}
+
+    def _look_for_best(self, report: Report) -> None:
+        """Report once that the metric which the best are chosen by is missing."""
+        metrics, retention = self._metrics(report), self.manager.retention
         if retention.best and retention.metric not in metrics and metrics and not self._looked_for_best:
             self._looked_for_best = True
             report.notice(
-                f"best_metric {retention.metric!r} is not known at step {report.step}, which so cannot be the best; "
+                f"best_metric {retention.metric!r} is not known at step {report.step}, so it cannot rank as best; "
                 f"known are {', '.join(metrics)}"
             )
-        return metrics
 
     @contextmanager
     def _surviving(self, report: Report) -> Iterator[None]:

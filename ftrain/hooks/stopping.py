@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every, never
 from ftrain.training.hook import DATA_ENDED, Value
+from ftrain.training.metrics import NAN_IF_UNKNOWN, UnknownMetricError
 
-WATCHED = ("loss", "gradient_norm")  # what StopOnNaN looks at, if it is there
+WATCHED = ("loss", "gradient_norm")  # what StopOnNaN watches if the step has one of them
 
 
 class NotFiniteError(RuntimeError):
@@ -25,8 +26,9 @@ class NotFiniteError(RuntimeError):
 class StopAtStep(Hook):
     """Stop after step `last_step`, or after `num_steps` more than the run starts with.
 
-    A run that has come so far already takes no step at all, where the reference would take one. As there, `num_steps`
-    are counted from where the hook was used first, also if the run recovers or the hook is used again.
+    A run that has reached that step takes no step at all, where TensorFlow 1 would take one. As there, `num_steps` are
+    counted from where the hook was first used, also if the run recovers or the hook is used again. That is not stored
+    in a checkpoint: a run that is resumed by another process takes `num_steps` again. `last_step` is for a total.
     """
 
     def __init__(self, last_step: int | None = None, *, num_steps: int | None = None):
@@ -54,10 +56,14 @@ class StopAtStep(Hook):
 
 
 class StopWhen(Hook):
-    """Stop early: when a metric reaches `threshold`, or has not become better for `patience` looks at it.
+    """Stop early: when a metric reaches `threshold`, or has not improved for `patience` looks at it.
 
-    Looked at are the metrics of the steps that `when` chooses and, whenever they come, values that other hooks publish,
-    such as "eval/accuracy". A resumed run counts anew.
+    It looks at the metrics of the steps that `when` chooses and, whenever they come, at values that other hooks
+    publish, such as "eval/accuracy". An evaluation at the end of the run does not count.
+
+    What it has seen is stored in each checkpoint. A resumed run stops where it would have stopped without the
+    interruption, and one that was stopped takes no further step when it is started again, unless `patience` or
+    `threshold` now allow it.
     """
 
     def __init__(
@@ -78,14 +84,33 @@ class StopWhen(Hook):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')
         self.metric, self.patience, self.threshold, self.when = metric, patience, threshold, when
         self.mode, self.least_change = mode, least_change
+        self.label = f"{metric}, {mode}"
         self._sign = 1.0 if mode == "min" else -1.0  # the smaller, the better
-        self._goal = self._best = math.inf  # what must be beaten, and the best so far
-        self._looks = 0
+        self._goal = self._best = math.inf  # what must be beaten, and the best so far, both times the sign
+        self._looks = 0  # since the goal was beaten
+        self._last: tuple[int, float] | None = None  # the step of the last look, and what was seen
+        self._report: Report | None = None  # of the beginning; it knows whether the run is over
         self._seen = False
 
     def begin(self, report: Report) -> None:
         self._goal = self._best = math.inf
         self._looks = 0
+        self._last = None
+        self._report = report
+
+    def state(self) -> dict[str, float] | None:
+        if self._last is None:
+            return None
+        step, value = self._last
+        goal, best = self._sign * self._goal, self._sign * self._best
+        return {"step": step, "value": value, "best": best, "goal": goal, "looks": self._looks}
+
+    def restore(self, state: Mapping[str, Any]) -> str | None:
+        self._last = state["step"], state["value"]
+        self._goal, self._best = self._sign * state["goal"], self._sign * state["best"]
+        self._looks = state["looks"]
+        self._seen = True
+        return self._reason()
 
     def after_step(self, report: Report) -> None:
         reason = self.receive(report.step, report.values())
@@ -98,16 +123,26 @@ class StopWhen(Hook):
         if value is None or isinstance(value, str):
             return None
         self._seen = True
+        if self._report is not None and self._report.ending:  # a run that was to go on would not have looked here
+            return None
+        self._last = step, value
         self._best = min(self._best, self._sign * value)
-        if self.threshold is not None and self._sign * value <= self._sign * self.threshold:
-            return f"{self.metric} is {value:.4g} at step {step}, and {self.threshold:g} was asked for"
         if self._sign * value < self._goal - self.least_change:
             self._goal, self._looks = self._sign * value, 0
+        else:
+            self._looks += 1
+        return self._reason()
+
+    def _reason(self) -> str | None:
+        """Why to stop after the last look, if there is a reason."""
+        if self._last is None:
             return None
-        self._looks += 1
+        step, value = self._last
+        if self.threshold is not None and self._sign * value <= self._sign * self.threshold:
+            return f"{self.metric} is {value:.4g} at step {step}, which reaches the threshold {self.threshold:g}"
         if self.patience is not None and self._looks >= self.patience:
             best = f"its best was {self._sign * self._best:.4g}"
-            return f"{self.metric} has not become better {self._looks} times in a row by step {step}; {best}"
+            return f"{self.metric} has not improved {self._looks} times in a row by step {step}; {best}"
         return None
 
     def end(self, report: Report) -> None:
@@ -118,6 +153,9 @@ class StopWhen(Hook):
 
 class StopOnNaN(Hook):
     """Raise NotFiniteError, or stop, when a metric stops being finite. Looks at every step, and never waits for one.
+
+    Without `metrics` it watches `loss` and `gradient_norm`; a step that has neither of them has all its metrics
+    watched, but `learning_rate`, whose NaN means unknown. A name in `metrics` that the step does not have is an error.
 
     The gradient is watched beside the loss: it poisons the parameters one step before the loss shows it. A step whose
     update was skipped, by a guard or by loss scaling, does no harm and is passed over. Infinities count too, which the
@@ -140,14 +178,17 @@ class StopOnNaN(Hook):
         self.metrics = None if metrics is None else (metrics,) if isinstance(metrics, str) else tuple(metrics)
         self.action, self.locate = action, locate
         self._report: Report | None = None  # of the beginning; it knows how to take steps again
+        self._chosen: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # names of a step; those watched
 
     def begin(self, report: Report) -> None:
         self._report = report
 
     def watch(self, metrics: Metrics) -> str | None:
+        if self._chosen is None or self._chosen[0] != metrics.names:
+            self._chosen = metrics.names, self._choose(metrics.names)
         if np.isfinite(metrics.table()).all():  # this runs for every step, and must be quick
             return None
-        watched = [name for name in WATCHED if name in metrics.names] if self.metrics is None else self.metrics
+        watched = self._chosen[1]
         if np.isfinite([metrics.column(name) for name in watched]).all():
             return None
         for step in range(metrics.first, metrics.last + 1):
@@ -156,6 +197,19 @@ class StopOnNaN(Hook):
             if bad is not None and not row.get("update_skipped"):
                 return self._found(bad, step, row)
         return None
+
+    def _choose(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The metrics to watch, of those that a step has."""
+        if self.metrics is None:
+            usual = tuple(name for name in WATCHED if name in names)
+            return usual or tuple(name for name in names if name not in NAN_IF_UNKNOWN)
+        missing = [name for name in self.metrics if name not in names]
+        if missing:
+            raise UnknownMetricError(
+                f"StopOnNaN cannot watch {', '.join(missing)}: the step has no such metric; "
+                f"it has {', '.join(names) or 'none'}"
+            )
+        return self.metrics
 
     def _found(self, name: str, step: int, row: Mapping[str, float]) -> str:
         skipped = row.get("updates_skipped")

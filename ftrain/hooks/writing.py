@@ -43,9 +43,10 @@ class SummarySaver(Hook):
             self._writer.flush()
 
     def end(self, report: Report) -> None:
-        values = report.published if self._written == report.step else report.values()
-        if values:
-            self.receive(report.step, values)
+        if self._written != report.step:
+            own = {name: value for name, value in report.values().items() if name not in report.published}
+            if own:  # what was published has been received
+                self.receive(report.step, own)
         self.flush()
 
     def close(self) -> None:

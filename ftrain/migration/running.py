@@ -45,7 +45,8 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.hooks.Logging", note="any metric by name; the last line is not written twice"
     ),
     "tf.train.StopAtStepHook": to(
-        "ftrain.hooks.StopAtStep", note="a run that has come so far takes no further step; the reference takes one"
+        "ftrain.hooks.StopAtStep",
+        note="num_steps count from the start of each run, resumed or not; a run that is there takes no further step",
     ),
     "tf.train.CheckpointSaverHook": to(
         "ftrain.hooks.CheckpointSaver",
@@ -61,7 +62,7 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.GlobalStepWaiterHook": to("ftrain.hooks.WaitForStep", note="the other run's newest checkpoint tells"),
     "tf.train.FinalOpsHook": to("ftrain.hooks.FinalOps", note="a function of the final state; hook.result"),
     "tf.train.FeedFnHook": to("ftrain.hooks.FeedBatch", note="a function of the step, whose entries join the batch"),
-    "tf.train.ProfilerHook": to("ftrain.hooks.Profiler"),
+    "tf.train.ProfilerHook": to("ftrain.hooks.Profiler", note="save_steps is every_steps; each trace names its step"),
     "tf.train.SecondOrStepTimer": to(
         "ftrain.every", "ftrain.training.timer", note="every() counts multiples of the step, timer() as the reference"
     ),

@@ -5,7 +5,7 @@ from ftrain.training.crash import read_crash
 from ftrain.training.fusing import Fuse
 from ftrain.training.hook import Hook, Report
 from ftrain.training.loop import Loop
-from ftrain.training.metrics import Metrics
+from ftrain.training.metrics import Metrics, UnknownMetricError
 from ftrain.training.replay import ReplayError, locate
 from ftrain.training.scaffold import NotReadyError, Scaffold
 from ftrain.training.signals import stop_on_signals
@@ -24,6 +24,7 @@ __all__ = [
     "Scaffold",
     "TrainState",
     "Trigger",
+    "UnknownMetricError",
     "at",
     "compile_step",
     "every",

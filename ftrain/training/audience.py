@@ -19,6 +19,7 @@ class Audience:
         self._host, self._hooks, self._timing = host, hooks, timing
         self._watchers = [hook for hook in hooks if type(hook).watch is not Hook.watch]
         self._telling: Hook | None = None  # the one that is being told of a step
+        self._published: tuple[int, dict[str, Value]] = (-1, {})  # the newest step at which a hook was due, and what
 
     def notice(self, text: str) -> None:
         for hook in self._hooks:
@@ -36,7 +37,7 @@ class Audience:
         def publish(values: Mapping[str, Value]) -> None:
             for hook in self._hooks:
                 if hook not in due and hook is not self._telling:
-                    self._stop_for(hook.receive(step, values))
+                    self.stop_for(hook.receive(step, values))
 
         has_state = not due or any(hook.needs_state for hook in due)
         return Report(self._host, step, state if has_state else None, metrics, examples=examples, publish=publish)
@@ -53,17 +54,27 @@ class Audience:
             self._telling = waiting.pop(0)
             with self._timing.measure(type(hook).__name__):
                 hook.after_step(report)
+        self._published = report.step, report.published
 
     def tell_end(self, metrics: Metrics, state: TrainState | None) -> None:
         """Tell of the end of the run, every one of them, whatever others raise."""
-        self._telling = None
-        report = self.report(metrics, state, self._hooks)
+        report = self.report(metrics, state)
+        if self._published[0] == report.step:
+            report.published.update(self._published[1])
 
         def end(hook: Hook) -> None:
+            self._telling = hook
             with self._timing.measure(type(hook).__name__):
                 hook.end(report)
 
         call_all([functools.partial(end, hook) for hook in self._hooks])
+
+    def save(self, report: Report) -> None:
+        """Have the hooks that save the state do so now."""
+        for hook in self._hooks:
+            if hook.saves_state:
+                with self._timing.measure(type(hook).__name__):
+                    hook.after_step(report)
 
     def tell_failure(self, error: Exception, past: Past | None) -> None:
         call_all([functools.partial(hook.failed, error, past) for hook in self._hooks])
@@ -72,10 +83,10 @@ class Audience:
         started = clock()
         reason = hook.watch(metrics)
         self._timing.add(type(hook).__name__, clock() - started)
-        self._stop_for(reason)
+        self.stop_for(reason)
 
-    def _stop_for(self, reason: str | None) -> None:
-        """Stop for the reason that a hook answered with, if it did."""
-        if reason is not None:
+    def stop_for(self, reason: str | None) -> None:
+        """Stop for the reason that a hook returned, if it did and the run is not over anyway."""
+        if reason is not None and not self._host.ending:
             self.notice(f"stopping: {reason}")
             self._host.request_stop(reason)

@@ -24,10 +24,14 @@ class Call(NamedTuple):
 
 
 class Flight:
-    """The calls in flight. `tell` is called with each of them, in order, when it is finished."""
+    """The calls in flight. `tell` is called with each of them, in order, when it is finished.
 
-    def __init__(self, tell: Callable[[Call], None], timing: Timing):
-        self._tell, self._timing = tell, timing
+    `now` is the time that they are stamped with then. Speed is measured between two finished calls: several are
+    dispatched at once, and then none until the device is done with one of them.
+    """
+
+    def __init__(self, tell: Callable[[Call], None], timing: Timing, now: Callable[[], float]):
+        self._tell, self._timing, self._now = tell, timing, now
         self._calls: deque[Call] = deque()
         self._settling: Call | None = None  # the one that is waited for, or told of
         self.suspect: int | None = None  # the first step of the call that is waited for
@@ -71,5 +75,6 @@ class Flight:
             self.suspect = call.metrics.first
             call.metrics.wait()
             self.suspect = None
+            call.metrics.time = self._now()
             self._timing.device += clock() - started
             self._tell(call)

@@ -23,18 +23,22 @@ class Host(Protocol):
     def interrupted(self) -> bool: ...
     @property
     def stop_reason(self) -> str | None: ...
+    @property
+    def ending(self) -> bool: ...
     def request_stop(self, reason: str) -> None: ...
     def notice(self, text: str) -> None: ...
     def flush(self) -> None: ...
+    def save(self, report: "Report") -> None: ...
     def flops(self) -> float | None: ...
+    def hook_states(self) -> dict[str, Mapping[str, Any]]: ...
     def past(self, step: int) -> Past: ...
 
 
 class Report:
     """What hooks are told of a step.
 
-    `step` is its number, those before a restart counted; `time` the moment it was dispatched, in seconds; `examples`
-    the size of its batch, 0 if that is not known; `published` what hooks have published at it so far.
+    `step` is its number, those before a restart counted; `time` the moment it was finished, in seconds; `examples` the
+    size of its batch, 0 if that is not known; `published` what hooks have published at it so far.
     """
 
     def __init__(
@@ -72,6 +76,11 @@ class Report:
         return self._host.stop_reason
 
     @property
+    def ending(self) -> bool:
+        """True once the last step is done and the hooks' `end` is called."""
+        return self._host.ending
+
+    @property
     def coordinator(self) -> Coordinator:
         """Where a hook's own threads belong: what one of them raises ends the run, and no thread outlives it."""
         return self._host.coordinator
@@ -89,7 +98,11 @@ class Report:
         return numbers[metric] if metric in numbers else float(self._metrics.column(metric)[-1])
 
     def publish(self, values: Mapping[str, Value]) -> None:
-        """Hand values of your own to all hooks: to those due at this step in `values`, to the others by `receive`."""
+        """Hand values of your own to all hooks.
+
+        Those that are yet to be told of this step find them in `values`, the others get them by `receive`. What is
+        published in `end` goes to all others by `receive`, and is in `values` too.
+        """
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.published.update(plain)
         self._publish(plain)
@@ -106,9 +119,20 @@ class Report:
         """Have all hooks write out what still waits to be written."""
         self._host.flush()
 
+    def save(self) -> None:
+        """Have the state of this step saved now: before an evaluation at the end, which may take long, say.
+
+        What comes after it can still be published; it is added to what was saved.
+        """
+        self._host.save(self)
+
     def flops(self) -> float | None:
         """Floating-point operations of one step as compiled, if the compiler tells."""
         return self._host.flops()
+
+    def hook_states(self) -> dict[str, Mapping[str, Any]]:
+        """What all hooks remember, for whoever saves the state; see `Hook.state`."""
+        return self._host.hook_states()
 
     def past(self, step: int) -> Past:
         """An earlier step, to be looked at again."""
@@ -133,6 +157,12 @@ class Hook:
     `needs_state` says whether `after_step` reads the state or must stop the run at its very step. The loop then waits
     for the device before it goes on; without, it tells the hook a few steps later, and no time is lost.
 
+    A hook that remembers something from step to step returns it from `state`, and takes it back in `restore`: it is
+    stored in each checkpoint, so that a resumed run goes on as if it had not been interrupted.
+
+    One that saves the state says so with `saves_state`. It is told of a step after all other hooks, so that it saves
+    what they know by then.
+
     Where several processes train together, all of them have all hooks, and must: what they compute with the state, they
     compute together. Those that only write are `chief_only`.
     """
@@ -140,12 +170,17 @@ class Hook:
     when: Trigger = never()
     needs_state: bool = True
     chief_only: bool = False  # whether, of several processes, only the first has it, because it writes for all
+    saves_state: bool = False  # whether it saves the run, see below
+    label: str = ""  # tells hooks of one class apart in a checkpoint; without, their order does
 
-    def restore(self, like: TrainState) -> TrainState | None:
+    def restore_state(self, like: TrainState) -> TrainState | None:
         """First of all, and again when a run recovers: a state that was saved, or None.
 
         `like` has the structure of the state; its leaves may be shapes (`jax.ShapeDtypeStruct`) with their shardings.
         """
+
+    def saved_hook_states(self) -> Mapping[str, Mapping[str, Any]] | None:
+        """The `Report.hook_states` saved with the state that `restore_state` returned last; None if there was none."""
 
     def start(self, state: TrainState) -> TrainState:
         """Then: the state to start from. With nothing to say, answer with the same object."""
@@ -153,6 +188,19 @@ class Hook:
 
     def begin(self, report: Report) -> None:
         """Before the first step, and again when a run recovers, when the state is known."""
+
+    def state(self) -> Mapping[str, Any] | None:
+        """What the hook remembers: a small mapping of what JSON can say, infinities and NaN too, or None.
+
+        It is asked for when a step is saved, after all hooks were told of the step and of what was published at it.
+        """
+
+    def restore(self, state: Mapping[str, Any]) -> str | None:
+        """After `begin`, if the run resumes or recovers: what `state` returned at the step that it starts from.
+
+        What it returns is a reason to stop: the run then takes no step. It is not called for a hook of which nothing
+        was saved; such a hook starts fresh.
+        """
 
     def prepare(self, step: int, batch: Batch) -> Batch:
         """In the thread that reads ahead: the batch of a step in the host's memory, this process's part of it.
@@ -178,7 +226,10 @@ class Hook:
         """After each step that `when` chooses."""
 
     def receive(self, step: int, values: Mapping[str, Value]) -> str | None:
-        """Values that another hook published at a step where this one is not due; answers with a reason to stop."""
+        """Values that another hook published at a step where this one is not due, or in its `end`.
+
+        What it returns is a reason to stop.
+        """
 
     def notice(self, text: str) -> None:
         """Something that the loop, or another hook, has to say to whoever follows the run."""
@@ -187,7 +238,10 @@ class Hook:
         """Write out what still waits to be written: a checkpoint is about to be taken."""
 
     def end(self, report: Report) -> None:
-        """Once, after the last step, unless an exception ended the run. Every hook counts as due."""
+        """Once, after the last step, unless an exception ended the run.
+
+        The report has what was published at the last step. What other hooks publish in their `end` comes by `receive`.
+        """
 
     def failed(self, error: Exception, past: Past | None) -> None:
         """Once, when an exception ended the run; `past` is the step that failed, if it was a step."""

@@ -5,7 +5,7 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from ftrain.training.fusing import Fuse, Fuser, Taken
 from ftrain.training.hook import DATA_ENDED, Hook, Report, check_hooks, feed_batch
 from ftrain.training.intake import FINISHED, Intake
 from ftrain.training.lookback import Lookback, Origin
+from ftrain.training.memory import Memory
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
 from ftrain.training.parallel import Parallel, spread
@@ -101,7 +102,9 @@ class Loop:
         check_hooks(hooks)
         is_chief = company is None or company.is_chief
         self.timing = Timing()
+        hooks = sorted(hooks, key=lambda hook: hook.saves_state)  # what is saved of a step is what all know of it
         chosen = [hook for hook in hooks if is_chief or not hook.chief_only]
+        self._memory = Memory(hooks, chosen)
         self.hooks = with_progress(chosen, self.timing, lambda: self._count)
         self.start_step = 0  # the step that this loop went on from
         self.coordinator = Coordinator()
@@ -127,9 +130,10 @@ class Loop:
         self._state: TrainState | None = None
         self._count = 0
         self._metrics = Metrics(0, 0)  # of the newest call
-        self._flight = Flight(self._tell, self.timing)
+        self._flight = Flight(self._tell, self.timing, self._clock)
         self._agenda = Agenda(self.hooks)
         self._suspect: int | None = None  # the step that is being dispatched
+        self._ending = False
 
     @property
     def state(self) -> TrainState:
@@ -152,6 +156,11 @@ class Loop:
     def interrupted(self) -> bool:
         """Whether it ends early, and soon."""
         return self._stopping.interrupted
+
+    @property
+    def ending(self) -> bool:
+        """True once the last step is done and the hooks' `end` is called."""
+        return self._ending
 
     def report(self) -> Report:
         """What hooks are told after the newest step; reading its metrics waits for the device."""
@@ -179,9 +188,17 @@ class Loop:
         """Have all hooks write out what still waits to be written."""
         self._audience.flush()
 
+    def save(self, report: Report) -> None:
+        """Have the hooks that save the state do so now."""
+        self._audience.save(report)
+
     def flops(self) -> float | None:
         """Floating-point operations of one step as compiled, if the compiler tells."""
         return self._program.flops()
+
+    def hook_states(self) -> dict[str, Mapping[str, Any]]:
+        """What the hooks remember, as it is stored in a checkpoint."""
+        return self._memory.collect()
 
     def past(self, step: int) -> Past:
         """An earlier step, to be looked at again."""
@@ -270,9 +287,7 @@ class Loop:
                 "where it stands; a Pipeline would repeat the run exactly",
                 stacklevel=2,
             )
-        report = self.report()
-        for hook in self.hooks:
-            hook.begin(report)
+        self._begin_hooks(is_first=after is None)
         whens = [hook.when for hook in self.hooks]
         self._fuser.begin(whens, self._count)
         if isinstance(self._data, Iterator) and self._fuse == "auto":
@@ -284,6 +299,19 @@ class Loop:
         now = self._clock() if self._together is None else self._together.begin(self._count, self._clock())
         self._agenda = Agenda(self.hooks, self._count, now)
         self._intake.begin(self._count, whens, lambda: self._fuser.length)
+
+    def _begin_hooks(self, *, is_first: bool) -> None:
+        """Tell the hooks where the run starts, and give them what they remembered there."""
+        report, reasons = self.report(), []
+        strangers = self._memory.begin()
+        for hook in self.hooks:
+            hook.begin(report)
+            reasons.append(self._memory.restore(hook))
+        self._memory.started()
+        if strangers and is_first:
+            self.notice(f"the checkpoint has the state of hooks that this run does not have: {', '.join(strangers)}")
+        for reason in reasons:
+            self._audience.stop_for(reason)
 
     def _take(self, most: float) -> None:
         """Take the next steps, at most so many."""
@@ -367,6 +395,7 @@ class Loop:
                 break
             except FINISHED:  # the run is ending anyway: go on with what is left
                 continue
+        self._ending = True
         self._audience.tell_end(self._metrics, self._state)
 
     def _batch_at_hand(self, step: int) -> Batch | None:

@@ -3,13 +3,24 @@
 import jax
 import numpy as np
 
+NAN_IF_UNKNOWN = frozenset({"learning_rate"})  # metrics whose NaN says "unknown", not that something went wrong
+
+
+class UnknownMetricError(KeyError):
+    """A metric that the step does not compute."""
+
+    comes_again = True  # a restart would meet it again
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show it in quotes
+
 
 class Metrics:
     """The metrics of steps `first` to `last`. They stay on the device until they are read, once for all hooks."""
 
     def __init__(self, first: int, last: int, names: tuple[str, ...] = (), packed: jax.Array | None = None):
         self.first, self.last = first, last
-        self.time = 0.0  # in seconds, when they were dispatched
+        self.time = 0.0  # in seconds, when they were found to be finished; before that, when they were dispatched
         self.names = names
         self._packed = packed  # (metrics,) of one step, or (steps, metrics)
         self._table: np.ndarray | None = None
@@ -25,7 +36,8 @@ class Metrics:
     def column(self, name: str) -> np.ndarray:
         """One metric, a number for each step; waits for the device."""
         if name not in self.names:
-            raise KeyError(f"there is no metric {name}; there are {', '.join(sorted(self.names)) or 'none yet'}")
+            there = ", ".join(sorted(self.names)) or "none yet"
+            raise UnknownMetricError(f"there is no metric {name}; there are {there}")
         return self.table()[:, self.names.index(name)]
 
     def row(self, step: int) -> dict[str, float]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ftrain.data import Pipeline, feed_pieces
+from ftrain.training.metrics import NAN_IF_UNKNOWN
 from ftrain.training.objective import Batch
 from ftrain.training.program import Program
 from ftrain.training.state import TrainState
@@ -91,7 +92,7 @@ def locate(step: Step, state: TrainState, batch: Batch) -> list[str]:
         loss, metrics, _, gradients = jax.jit(differentiate)(state, batch)
         found += [*_not_finite("metrics", {"loss": loss, **metrics}), *_not_finite("gradients", gradients)]
     after, metrics = jax.jit(step)(state, batch)
-    known = {"learning_rate"} | ({"loss"} if differentiate is not None else set())  # an unknown rate is NaN
+    known = NAN_IF_UNKNOWN | ({"loss"} if differentiate is not None else set())
     found += _not_finite("metrics", {name: value for name, value in metrics.items() if name not in known})
     found += _not_finite("params after the step", after.params)
     return list(dict.fromkeys(found))

@@ -66,5 +66,5 @@ class Scaffold:
 
 
 def _restore(hooks: Sequence[Hook], like: TrainState | None) -> TrainState | None:
-    found = (hook.restore(like) for hook in hooks if like is not None)
+    found = (hook.restore_state(like) for hook in hooks if like is not None)
     return next((state for state in found if state is not None), None)

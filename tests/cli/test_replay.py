@@ -110,3 +110,39 @@ def test_hooks_of_a_config_are_used(tmp_path):
     assert "saved 10" in done.stdout
     assert "noted 10" in done.stdout
     assert re.search(r"stopped at step \d+ of 500 \(eval/distance is 1\.\d+ at step", done.stdout)
+
+
+STOP = """
+[[hooks]]
+name = "StopWhen"
+metric = "eval/distance"
+mode = "max"
+patience = 3
+
+[[hooks]]
+name = "Profiler"
+every_steps = 20
+steps = 2
+"""
+
+
+def test_a_run_that_stopped_early_takes_no_further_step(tmp_path):
+    config, home = write_config(tmp_path, steps=500, every=10), tmp_path / "run"
+    config.write_text(config.read_text() + STOP)
+    first = run("train", config, f"run.directory={home}")
+    assert first.returncode == 0, first.stderr
+    assert "stopped at step 40 of 500 (eval/distance has not improved 3 times in a row by step 40;" in first.stdout
+    again = run("train", config, f"run.directory={home}")
+    assert again.returncode == 0, again.stderr
+    last = again.stdout.splitlines()[-1]
+    assert last.startswith("no further step: the run ended at step 40 of 500 (eval/distance has not improved 3 times")
+    assert sorted(path.name for path in home.glob("plugins/profile/*")) == ["step_00000020", "step_00000040"]
+
+
+def test_a_metric_that_the_guard_cannot_watch_is_a_mistake_of_the_user(tmp_path):
+    config = write_config(tmp_path, steps=20, every=10)
+    config.write_text(config.read_text() + '\n[[hooks]]\nname = "StopOnNaN"\nmetrics = ["los"]\n')
+    done = run("train", config, f"run.directory={tmp_path / 'run'}")
+    assert done.returncode == 2, done.stderr
+    assert "StopOnNaN cannot watch los: the step has no such metric; it has loss," in done.stderr
+    assert "Traceback" not in done.stderr

@@ -49,6 +49,12 @@ def test_one_loop_after_the_other_in_the_same_processes():
     assert sum(line.endswith("all") for line in done.stdout.splitlines()) == 2
 
 
+def test_what_hooks_remember_is_the_same_in_all_processes(tmp_path):
+    done = run("launch", "-n", "2", "--max-restarts", "0", PROGRAM.with_name("remembering.py"), tmp_path / "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(line.endswith("all") for line in done.stdout.splitlines()) == 2
+
+
 def test_the_example_is_one_program_for_many_processes(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "processes.py"
     done = run("launch", "-n", "2", example, cwd=tmp_path)

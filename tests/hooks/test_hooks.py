@@ -14,7 +14,6 @@ from ftrain.hooks import (
     Logging,
     NotFiniteError,
     ProgressBar,
-    StepCounter,
     StopAtStep,
     StopOnNaN,
     SummarySaver,
@@ -126,11 +125,6 @@ def test_averages_are_evaluated_if_asked_for(pipeline):
     np.testing.assert_array_equal(seen[0]["w"], loop.state.averages["w"])
     with pytest.raises(ValueError, match="needs averages"):
         drive([evaluator, StopAtStep(3)], pipeline)
-
-
-def test_steps_per_second_are_published(pipeline):
-    lines = log_lines([StepCounter(when=every(steps=10)), StopAtStep(30)], pipeline, every(steps=10))
-    assert all("steps_per_second" in line for line in lines)
 
 
 def test_summaries_are_written_when_due_and_at_the_end(pipeline, tmp_path):

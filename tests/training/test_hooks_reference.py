@@ -275,7 +275,9 @@ class Clock:
 
 
 class Ticking(Hook):
-    """Moves a clock before every step."""
+    """Moves a clock before every step, and has the loop wait for it, so that no other is dispatched meanwhile."""
+
+    when = every(steps=1)
 
     def __init__(self, clock):
         self.clock = clock
