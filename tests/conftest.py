@@ -1,6 +1,7 @@
 """Four virtual devices, and a compilation cache of the tests' own."""
 
 import os
+import signal
 import tempfile
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
@@ -10,12 +11,20 @@ os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), f"ft
 import hypothesis
 import numpy as np
 import pytest
+from processes import default_signals
 from regression import make_arrays
 
 from ftrain.data import ArraySource, Pipeline
 
 hypothesis.settings.register_profile("tests", deadline=None)  # the first example pays for compilation
 hypothesis.settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_not_ignored():
+    """In the background of a script SIGINT is ignored; a test that sends itself one expects it to arrive."""
+    with default_signals((signal.SIGINT, signal.SIGTERM)):
+        yield
 
 
 @pytest.fixture

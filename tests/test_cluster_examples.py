@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command import write_config
+from processes import start_process
 
 from ftrain.cluster import ClusterSpec, Membership, membership
 from ftrain.cluster.company import PEER_FAILED
@@ -179,7 +180,7 @@ class Pod:
         self.command, self.environ = [*CONTAINER["command"], *CONTAINER["args"]], environ
 
     def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(self.command, env=self.environ, stdout=subprocess.PIPE, text=True)
+        return start_process(self.command, env=self.environ, stdout=subprocess.PIPE, text=True)
 
     def run(self) -> int:
         return subprocess.run(self.command, env=self.environ, check=False, timeout=LIMIT).returncode
@@ -215,6 +216,19 @@ def test_a_pod_passes_sigterm_on_and_waits_for_the_save(tmp_path, saves_last):
     assert saved.exists()
 
 
+def test_a_pod_does_not_take_its_own_signal_for_the_code_of_the_training(tmp_path):
+    """The shell may see at the same moment that it was told to stop and that the training has ended."""
+    ends_at_once = SAVES.partition("os.makedirs")[0] + "os._exit(0)\n"
+    for number in range(20):
+        pod = Pod(tmp_path / f"{number}", "")
+        script(tmp_path / f"{number}" / "bin" / "ftrain", ends_at_once.format(python=f"{sys.executable} -SE"))
+        with pod.start() as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(LIMIT) == PEER_FAILED
+
+
 class Slurm:
     """The batch script in a directory of its own, with stand-ins for SLURM's commands."""
 
@@ -240,7 +254,7 @@ class Slurm:
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(["bash", SBATCH], cwd=self.home, env=self.environ | variables, **pipes)
+        return start_process(["bash", SBATCH], cwd=self.home, env=self.environ | variables, **pipes)
 
     def run(self, **variables: str) -> int:
         process = self.start(**variables)

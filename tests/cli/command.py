@@ -3,7 +3,11 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+from processes import start_process
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -38,13 +42,21 @@ def environment() -> dict[str, str]:
 def start(*arguments: str | Path, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "ftrain", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
-    return subprocess.Popen(command, **(pipes | options))
+    return start_process(command, **(pipes | options))
 
 
 def run(*arguments: str | Path, **options) -> subprocess.CompletedProcess:
     process = start(*arguments, **options)
     out, err = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for an event; the limit is far beyond what a busy machine needs."""
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        time.sleep(0.01)
 
 
 def write_config(directory: Path, steps: int, every: int) -> Path:

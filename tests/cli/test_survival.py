@@ -6,7 +6,7 @@ import time
 
 import jax
 import numpy as np
-from command import run, start, write_config
+from command import run, start, wait_until, write_config
 
 from ftrain.checkpoints import CheckpointManager
 from ftrain.config import build, load, plan
@@ -28,23 +28,29 @@ def wait_for_training(process) -> None:
     raise AssertionError(f"the run ended before it trained: {process.stderr.read()}")
 
 
+def has_metrics(home) -> bool:
+    """Whether the run has taken steps, and written so."""
+    path = home / "metrics.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
 def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path):
     steps, every = 12_000, 150
     config = write_config(tmp_path, steps=steps, every=every)
     assert run("train", config, f"run.directory={tmp_path / 'whole'}").returncode == 0
     killed, seed = tmp_path / "killed", random.Random(0)
-    kills, latest = 0, []
-    while kills < KILLS:
+    manager = CheckpointManager(killed / "checkpoints")
+    latest = [0]
+    for _ in range(KILLS):
         process = start("train", config, f"run.directory={killed}")
         wait_for_training(process)
-        time.sleep(seed.uniform(0.0, 1.2))
+        further = latest[-1] + seed.choice((0, 1, 2, 4)) * every
+        wait_until(lambda further=further: (manager.latest() or 0) >= further)
+        time.sleep(seed.uniform(0.0, 0.05))  # so that it is sometimes in the middle of a save
         process.kill()
         process.communicate()
-        if process.returncode == 0:
-            break  # it was done before the kill
-        kills += 1
-        latest.append(CheckpointManager(killed / "checkpoints").latest() or 0)
-    assert kills == KILLS, f"done after {kills} kills at {latest}: give it more steps"
+        assert process.returncode == -signal.SIGKILL, f"done after kills at {latest}: give it more steps"
+        latest.append(manager.latest() or 0)
     assert latest == sorted(latest)
     assert latest[-1] > 0
 
@@ -64,9 +70,9 @@ def interrupt(tmp_path, number):
     config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
     process = start("train", config, f"run.directory={home}")
     wait_for_training(process)
-    time.sleep(0.5)
+    wait_until(lambda: has_metrics(home))
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert f"{signal.Signals(number).name}: saving and stopping" in err
     assert "Traceback" not in err
@@ -88,12 +94,12 @@ def test_a_second_signal_stops_at_once(tmp_path):
     config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
     process = start("train", config, f"run.directory={home}")
     wait_for_training(process)
-    time.sleep(0.5)
+    wait_until(lambda: has_metrics(home))
     process.send_signal(signal.SIGSTOP)  # both signals are waiting when it wakes, so none can come too late
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGCONT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
     assert "once more to stop at once" in err
 
@@ -106,7 +112,7 @@ def test_a_second_signal_does_not_wait_for_the_device(tmp_path):
     process.send_signal(signal.SIGINT)
     said = process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert "SIGINT: saving and stopping" in said
     assert process.returncode == 128 + signal.SIGINT
 
@@ -117,7 +123,7 @@ def test_a_listener_that_went_away_does_not_cost_the_checkpoint(tmp_path):
     wait_for_training(process)
     process.stdout.close()
     process.stderr.close()
-    time.sleep(1)
+    wait_until(lambda: has_metrics(home))
     process.send_signal(signal.SIGINT)
-    process.wait(60)
+    process.wait(240)
     assert CheckpointManager(home / "checkpoints").latest()

@@ -5,13 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
-from command import environment, run, start, write_config
+from command import environment, run, start, wait_until, write_config
+from processes import HANDLED
 
 from ftrain.cli import killing
 from ftrain.cli.killed_group import open_group
@@ -70,23 +69,32 @@ def test_a_run_that_does_not_is_found_out_with_step_and_leaf(tmp_path):
 def test_ctrl_c_leaves_nothing_behind(tmp_path):
     config = write_config(tmp_path, steps=100_000, every=100)
     process = start("verify-resume", config, env=environment() | {"TMPDIR": str(tmp_path)})
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("verify-resume-*/straight/ledger.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob("verify-resume-*/straight/ledger.jsonl")))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert not list(tmp_path.glob("verify-resume-*"))
     assert not processes_of(tmp_path)
 
 
-def test_too_few_steps_for_the_kills_is_said(tmp_path):
-    config = write_config(tmp_path, steps=2, every=1)
-    done = run("verify-resume", config, "--kills", "50")
-    assert done.returncode == 1
-    assert "give it more steps, as steps=8" in done.stdout
+def test_too_few_steps_for_the_kills_is_said(tmp_path, monkeypatch, capsys):
+    def be_too_late(self, group, *_):
+        while group.is_whole:
+            group.look(0.01)
+        return False
+
+    for waiting in ("_wait_for_step", "_wait_for_save"):
+        monkeypatch.setattr(killing.Killer, waiting, be_too_late)
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    with pytest.raises(typer.Exit) as ended:
+        verify_resume(write_config(tmp_path, steps=2, every=1), kills=3, directory=tmp_path / "runs")
+    assert ended.value.exit_code == 1
+    assert "it ended after 0 of 3 kills, and 0 runs were resumed" in capsys.readouterr().out
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def test_a_config_that_cannot_be_trained_is_a_mistake(tmp_path):
@@ -195,10 +203,3 @@ def processes_of(home: Path) -> list[str]:
     listed = subprocess.run(["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
     lines = [line.split(maxsplit=1) for line in listed.splitlines()]
     return [line[-1] for line in lines if str(home) in line[-1] and int(line[0]) != os.getpid()]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.02)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from command import environment, write_config
+from processes import start_process
 
 from ftrain.checkpoints import open_reader
 from ftrain.launching.ports import free_addresses
@@ -107,4 +108,4 @@ def final_state(run: Path) -> dict[str, bytes]:
 def _start(*words: str, **variables: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "ftrain", *words]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment() | variables, **pipes)
+    return start_process(command, env=environment() | variables, **pipes)

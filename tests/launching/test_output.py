@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launched import wait_until
+from processes import default_signals
 from rich.console import Console
 
 from ftrain.launching.lines import LineCutter
@@ -155,7 +156,7 @@ def test_the_status_stands_below_the_lines(sink):
 
 
 def test_signals_ask_and_then_insist():
-    with open_mailbox() as mailbox:
+    with default_signals(), open_mailbox() as mailbox:
         requests = StopRequests(mailbox)
         requests.update()
         assert requests.asked is None

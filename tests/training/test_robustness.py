@@ -81,15 +81,22 @@ def test_an_interrupt_while_the_run_waits_for_data_saves(pipeline, tmp_path):
 
     def stream():
         yield from (pipeline.batch(step) for step in range(7))
-        release.wait(20)
+        release.wait(240)
+
+    class Interrupt(Hook):
+        """After the last batch, when the loop can only wait for another one."""
+
+        when = at(7)
+
+        def after_step(self, report):
+            thread.start()
 
     saver = CheckpointSaver(tmp_path)
-    with Loop(STEP, make_state, stream(), hooks=[saver], fuse=1) as loop:
-        timer = threading.Timer(0.5, loop.interrupt, ["SIGINT"])
-        timer.start()
+    with Loop(STEP, make_state, stream(), hooks=[saver, Interrupt()], fuse=1) as loop:
+        thread = threading.Timer(0.05, loop.interrupt, ["SIGINT"])  # by then it waits, or is about to
         while not loop.should_stop():
             loop.advance()
-        timer.join()
+        thread.join()
         release.set()
     assert loop.stop_reason == "SIGINT"
     assert saver.manager.steps() == [7]
