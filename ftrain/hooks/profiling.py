@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 
+from ftrain.paths import local_path
 from ftrain.training import Hook, Report, at
 
 
@@ -19,7 +20,7 @@ class Profiler(Hook):
     def __init__(self, directory: str | Path, *, at_steps: Sequence[int] = (10,), steps: int = 5):
         if steps < 1 or any(step < 1 for step in at_steps):
             raise ValueError(f"a profiler needs steps >= 1, got {steps} from {list(at_steps)} on")
-        self.directory = Path(directory)
+        self.directory = local_path(directory)
         self.begins = [step - 1 for step in at_steps]
         self.ends = [step + steps for step in self.begins]
         overlaps = [b for b in self.begins for e in zip(self.begins, self.ends, strict=True) if e[0] < b < e[1]]
