@@ -8,6 +8,7 @@ from ftrain.checkpoints.catalog import Catalog, changing, read_catalog
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.retention import Record, Retention, rotate
 from ftrain.checkpoints.writing import SUSPECT, discard
+from ftrain.storage import list_names
 
 
 def enter(directory: Path, record: Record, retention: Retention, opened: float) -> None:
@@ -30,7 +31,8 @@ def enter(directory: Path, record: Record, retention: Retention, opened: float) 
 
 def let_go_of_suspects(directory: Path, keep: int | Literal["all"]) -> None:
     """Of what was put aside as suspect, the first stays, which is nearest to the cause, and the newest others."""
-    suspects = sorted(directory.glob(f"*{SUSPECT}"), key=lambda path: path.stat().st_mtime)
+    paths = [directory / name for name in list_names(directory) if name.endswith(SUSPECT)]
+    suspects = sorted(paths, key=lambda path: path.stat().st_mtime)
     for path in suspects[1 : max(1, len(suspects) - keep + 1)] if keep != "all" else []:
         discard(path)
 

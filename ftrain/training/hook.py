@@ -140,6 +140,8 @@ class Hook:
     when: Trigger = never()
     needs_state: bool = True
     chief_only: bool = False  # whether, of several processes, only the first has it, because it writes for all
+    saves_state: bool = False  # whether the state can be restored from what it writes
+    follows_chief: bool = False  # set by a Scaffold that waits: another process writes, this one only restores
 
     def restore(self, like: TrainState) -> TrainState | None:
         """First of all, and again when a run recovers: a state that was saved, or None.
