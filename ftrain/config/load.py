@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftrain.paths import PathError, expanded
+from ftrain.storage import raise_if_transient, retry
+
 Table = dict[str, Any]
 
 
@@ -33,7 +36,7 @@ class Config:
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file and apply overrides such as `optimizer.learning_rate=0.01`."""
-    path = Path(path)
+    path = _checked(path)
     values = read_toml(path)
     tables = frozenset(values)
     parsed = [_parse_override(override) for override in overrides]
@@ -42,13 +45,22 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return Config(path, values, frozenset(key for key, _ in parsed), tables)
 
 
+def _checked(path: str | Path) -> Path:
+    """The path of a config, as it was given."""
+    try:
+        return Path(expanded(path))
+    except PathError as error:
+        raise ConfigError(str(error)) from None
+
+
 def read_toml(path: Path) -> Table:
     """The contents of a TOML file, or a ConfigError that says why it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(retry(lambda: path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file{_neighbours(path)}") from None
     except OSError as error:
+        raise_if_transient(error, path)
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None

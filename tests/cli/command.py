@@ -31,7 +31,7 @@ every_steps = {every}
 
 
 def environment() -> dict[str, str]:
-    one_device = {"XLA_FLAGS": "", "PYTHONPATH": str(TESTS), "COLUMNS": "200"}
+    one_device = {"XLA_FLAGS": "", "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", "COLUMNS": "200"}
     return os.environ | one_device
 
 

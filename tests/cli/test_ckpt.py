@@ -115,8 +115,10 @@ def test_tensorflows_files_are_shown_and_compared(directory):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("show", "nowhere"), "nowhere is not there; wanted is a checkpoint"),
-        (("list", "nowhere"), "nowhere is not there"),
+        (("show", "nowhere"), "nowhere is missing; expected a checkpoint"),
+        (("list", "nowhere"), "nowhere is missing"),
+        (("show", "gs://bucket/run"), "gs://bucket/run is a URL; expected a local path"),
+        (("list", "gs://bucket/run"), "gs://bucket/run is a URL; expected a local path"),
         (("rm", "HOME", "7"), "there is no checkpoint of step 7; there are [100, 200, 300]"),
         (("rm", "HOME", "../300"), "a step is a whole number, got '../300'"),
         (("show", "HOME", "--include", "("), "'(' is not a regular expression"),
