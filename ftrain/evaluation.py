@@ -24,9 +24,9 @@ def evaluate_checkpoints(
 ) -> Iterator[tuple[int, dict[str, Value]]]:
     """Evaluate the newest checkpoint in `directory`, and then each new one; yields its step and what was measured.
 
-    Ends after `last_step`, when no new checkpoint has appeared for `timeout` seconds, or when there is none and `stop`
-    says so. If several appear during one
-    evaluation, only the newest is evaluated next.
+    `directory` is one of checkpoints or of a run, and may be created later. Ends after `last_step`, when no new
+    checkpoint has appeared for `timeout` seconds, or when there is none and `stop` returns True. If several appear
+    during one evaluation, only the newest is evaluated next.
 
     Args:
       evaluate: is given the parameters, or with `use_averages` their moving averages.

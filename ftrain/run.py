@@ -3,14 +3,18 @@
 import functools
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from ftrain.checkpoints import hold
 from ftrain.cluster import Company, Sharding
-from ftrain.data import Pipeline
+from ftrain.data import Piece, Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
     CrashBundle,
@@ -23,13 +27,19 @@ from ftrain.hooks import (
     StopOnNaN,
     SummarySaver,
 )
+from ftrain.hooks.saving import LOCK
 from ftrain.launching.reporter import reporter_of_this_process
 from ftrain.optimizers import LearningRate
+from ftrain.paths import local_path
+from ftrain.storage import exists
 from ftrain.training import Fuse, Hook, Loop, Scaffold, TrainState, Trigger, every, make_step, stop_on_signals
 from ftrain.training.arguments import check_arrays, check_optimizer
 from ftrain.training.objective import LossFunction
 from ftrain.training.parallel import Parallel, axis_of
+from ftrain.training.record import CONFIG, Ingredients, RunMismatchError, RunRecord, set_aside
+from ftrain.training.state import Initial
 from ftrain.training.step import Step
+from ftrain.training.together import LIMIT
 from ftrain.tree import Tree
 
 CHECKPOINTS = "checkpoints"  # the directory of them, inside a run's
@@ -48,7 +58,16 @@ class Run(Loop):
 
     `hooks` come on top; one of a class that is here by default takes the default's place, for instance
     `CheckpointSaver("runs/mine/checkpoints", when=every(steps=50))`. A new run in the same directory goes on from the
-    newest checkpoint.
+    newest checkpoint. If that was trained with another step, or other data, RunMismatchError says what differs, before
+    a step is taken; more `steps` are no difference.
+
+    After KeyboardInterrupt (Ctrl-C, or a notebook's stop button) the state after the newest step is saved in the
+    directory, before the exception goes on. Without a directory nothing is saved; `run.state` still has it.
+
+    Args:
+      accept_changes: resume a run that was trained with something else.
+      overwrite: start again in a directory that holds a run. Nothing is deleted: what the run has written is moved to
+        `directory.1`, or the next number that is free.
     """
 
     def __init__(
@@ -68,14 +87,18 @@ class Run(Loop):
         recoveries: int = 3,
         company: Company | None = None,
         straggler_timeout: float | None = None,
+        accept_changes: bool = False,
+        overwrite: bool = False,
     ):
-        hooks = _complete(hooks, steps, directory, data)
-        if company is not None and not company.is_chief and directory is not None:
-            hooks.append(LogFile(Path(directory) / LOGS / f"process_{company.index}.log", when=_written_when(hooks)))
+        home = None if directory is None else local_path(directory)
+        waits = scaffold is not None and scaffold.wait_secs is not None
+        hooks = _complete(hooks, steps, home, data, writes=not waits)
+        if company is not None and not company.is_chief and home is not None:
+            hooks.append(LogFile(home / LOGS / f"process_{company.index}.log", when=_written_when(hooks)))
         reporter = reporter_of_this_process()
         if reporter.is_supervised:
             index = 0 if company is None else company.index
-            reporter.log = None if directory is None else Path(directory) / LOGS / f"process_{index}.log"
+            reporter.log = None if home is None else home / LOGS / f"process_{index}.log"
             reporter.steps = steps
         super().__init__(
             step,
@@ -91,6 +114,79 @@ class Run(Loop):
             company=company,
             straggler_timeout=straggler_timeout,
         )
+        if overwrite and (home is None or waits):
+            raise ValueError("overwrite=True needs a directory that this process writes to")
+        self._steps, self._home, self._initial, self._company = steps, None if waits else home, state, company
+        self._accept_changes, self._overwrite = accept_changes, overwrite
+        self._ingredients = Ingredients()
+        self._record: RunRecord | None = None
+        self._is_noted = True  # whether the record says what this run is trained with
+
+    def _begin(self, after: Exception | None = None) -> None:
+        if after is None and self._home is not None:
+            self._check_directory(self._home)
+        super()._begin(after)
+        if after is None and self._record is not None and self._steps is not None and self._count >= self._steps:
+            self.notice(
+                f"nothing is left to do: {self._home} has {self._count} steps already; pass more steps, overwrite=True "
+                "to start again, or another directory"
+            )
+
+    def _dispatch(self, piece: Piece) -> None:
+        super()._dispatch(piece)
+        if not self._is_noted:
+            self._is_noted = True
+            self._note()
+
+    def _check_directory(self, home: Path) -> None:
+        """That the directory holds no run that was trained with something else; with `overwrite`, none at all."""
+        is_chief = self._company is None or self._company.is_chief
+        if self._overwrite:
+            if is_chief:
+                self._set_aside(home)
+            if self._company is not None:
+                self._company.barrier(f"{home} is set aside", LIMIT)
+        if exists(home / CONFIG):
+            return
+        self._record = RunRecord(home, self._program, self._data, self._ingredients)
+        self._is_noted = not is_chief
+        if not any(saver.manager.latest() is not None for saver in self._savers()):
+            return
+        differences = self._record.find_differences(self._shapes)
+        if differences and not self._accept_changes:
+            raise RunMismatchError(home, differences)
+        self._is_noted = not is_chief or self._record.is_current
+        if differences:
+            self.notice(f"{home} is resumed with changes: {'; '.join(differences)}")
+
+    def _set_aside(self, home: Path) -> None:
+        with ExitStack() as locks:
+            for path in (home / "run.lock", home / CHECKPOINTS / LOCK):
+                if exists(path):
+                    locks.enter_context(hold(path, f"{home} is in use"))
+            aside = set_aside(home)
+        if aside is not None:
+            self.notice(f"the run in {home} was set aside as {aside}")
+
+    def _note(self) -> None:
+        """Write what the run is trained with, known since its first batch. A run does not fail for want of a note."""
+        batch = jax.tree.map(_shape, self._piece.batch)
+        if self._piece.count > 1:
+            batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+        try:
+            if self._record is not None:
+                self._record.write(jax.tree.map(_shape, self.state), batch)
+        except Exception as error:  # noqa: BLE001 - of the disk, or of a step that can only be taken
+            self.notice(f"{self._home}: what the run is trained with cannot be noted: {error}")
+
+    def _savers(self) -> list[CheckpointSaver]:
+        return [hook for hook in self.hooks if isinstance(hook, CheckpointSaver)]
+
+    def _shapes(self) -> TrainState:
+        initial = self._initial
+        if isinstance(initial, Initial):
+            return initial.like()
+        return jax.eval_shape(initial if callable(initial) else lambda: initial)
 
 
 def train(
@@ -117,14 +213,19 @@ def train(
     parallel: Parallel = "jit",
     recoveries: int = 3,
     company: Company | None = None,
+    accept_changes: bool = False,
+    overwrite: bool = False,
 ) -> TrainState:
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
 
     Ends after `steps` steps, at the end of the data, or when a hook says so. With a `directory`, a run that was
-    interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt.
-    `averages_of` are patterns for the parameters to average, all of them by default. `clip_global_norm`, `accumulate`,
-    `averages`, `averages_ramp`, `merge_rows` and `learning_rate` are those of `make_step`; `fuse`, `scaffold`,
-    `sharding`, `parallel`, `recoveries` and `company` those of `Loop`.
+    interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt. Without
+    one, Ctrl-C loses the state: to keep it, use `Run`, whose `state` stays.
+
+    A directory that holds a run with another loss, optimizer, data or seed is refused with RunMismatchError;
+    `accept_changes` and `overwrite` are those of `Run`. `averages_of` are patterns for the parameters to average, all
+    of them by default. `clip_global_norm`, `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate`
+    are those of `make_step`; `fuse`, `scaffold`, `sharding`, `parallel`, `recoveries` and `company` those of `Loop`.
     """
     check_optimizer(optimizer)  # now, before anything is written
     check_arrays("params", params)
@@ -155,17 +256,34 @@ def train(
         parallel=parallel,
         recoveries=recoveries,
         company=company,
+        accept_changes=accept_changes,
+        overwrite=overwrite,
     )
-    with stop_on_signals(run.interrupt, [signal.SIGINT]), run:
+    settings: dict[str, Any] = {
+        "clip_global_norm": clip_global_norm,
+        "accumulate": accumulate,
+        "averages": averages,
+        "averages_ramp": averages_ramp,
+        "merge_rows": merge_rows,
+    }
+    settings |= {"seed": seed} if isinstance(seed, int) else {}
+    run._ingredients = Ingredients(loss_fn, optimizer, settings)
+    with stop_on_signals(run.interrupt, [signal.SIGINT], saves=run.saves), run:
         while not run.should_stop():
             run.advance()
     if run.interrupted:
-        raise KeyboardInterrupt
+        saved = "saved: the same call resumes" if run.saves else "not saved: give a directory"
+        raise KeyboardInterrupt(f"stopped after step {run.steps_taken}, {saved}")
     return run.state
 
 
-def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | None, data: Any) -> list[Hook]:
-    """The default hooks and those given, in the order in which they must see a step."""
+def _complete(
+    hooks: Sequence[Hook], steps: int | None, directory: Path | None, data: Any, *, writes: bool
+) -> list[Hook]:
+    """The default hooks and those given, in the order in which they must see a step.
+
+    A process that waits for the checkpoints of another does not write to the directory of that one.
+    """
     complete: list[Hook] = list(hooks)
 
     def add_unless_given(hook: Hook, *kinds: type[Hook]) -> None:
@@ -173,8 +291,9 @@ def _complete(hooks: Sequence[Hook], steps: int | None, directory: str | Path | 
             complete.append(hook)
 
     if directory is not None:
+        add_unless_given(CheckpointSaver(directory / CHECKPOINTS))
+    if directory is not None and writes:
         add_unless_given(SummarySaver(directory))
-        add_unless_given(CheckpointSaver(Path(directory) / CHECKPOINTS))
         add_unless_given(CrashBundle(directory))
         if isinstance(data, Pipeline):
             add_unless_given(DataWatch(directory, data))
@@ -197,3 +316,7 @@ def _written_when(hooks: Sequence[Hook]) -> Trigger:
     """When metrics are written: speed is measured at the same steps, so that it stands in the same lines."""
     chosen = [hook.when for kind in (Logging, SummarySaver) for hook in hooks if isinstance(hook, kind)]
     return chosen[0] if chosen else every(steps=100)
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))

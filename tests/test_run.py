@@ -36,7 +36,7 @@ def test_train_learns_and_returns_the_final_state(pipeline, capsys):
 def test_a_directory_holds_checkpoints_summaries_and_metrics(pipeline, tmp_path):
     ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=120, directory=tmp_path, hooks=[QUIET])
     names = sorted(path.name.split(".")[0] for path in tmp_path.iterdir())
-    assert names == ["checkpoints", "data", "events", "metrics"]
+    assert names == ["checkpoints", "data", "events", "metrics", "run"]
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [100, 120]
 
 
@@ -61,16 +61,19 @@ def test_the_same_call_goes_on_where_it_stopped(pipeline, tmp_path):
         ({"examples": 32}, "examples was 64"),
     ],
 )
-def test_going_on_with_other_data_is_told(pipeline, tmp_path, change, told):
-    def run(data, steps):
-        ftrain.train(loss_fn, init_params(), data, optimizer=MOMENTUM, steps=steps, directory=tmp_path, hooks=[QUIET])
+def test_going_on_with_other_data_is_refused_and_told_if_accepted(pipeline, tmp_path, change, told):
+    def run(data, steps, **options):
+        options |= {"optimizer": MOMENTUM, "steps": steps, "directory": tmp_path, "hooks": [QUIET]}
+        ftrain.train(loss_fn, init_params(), data, **options)
 
     run(pipeline, 10)
     run(pipeline, 20)  # without a warning
     options = {"batch_size": 8, "seed": 3, "examples": 64} | change
     other = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays(options.pop("examples"))), **options)
-    with pytest.warns(UserWarning, match=f"goes on at step 20 with other data than it began with: {told}"):
+    with pytest.raises(ftrain.training.RunMismatchError, match=f"data: {told}"):
         run(other, 30)
+    with pytest.warns(UserWarning, match=f"goes on at step 20 with other data than it began with: {told}"):
+        run(other, 30, accept_changes=True)
 
 
 def test_the_control_may_stay_in_the_users_hands(pipeline):

@@ -5,7 +5,7 @@ from ftrain.checkpoints.errors import CheckpointError, DamagedError, MismatchErr
 from ftrain.checkpoints.exporting import export
 from ftrain.checkpoints.finding import checkpoint_exists, checkpoint_state, latest_checkpoint
 from ftrain.checkpoints.following import checkpoints_iterator, wait_for_checkpoint
-from ftrain.checkpoints.lock import InUseError, hold, is_held
+from ftrain.checkpoints.lock import HeldElsewhereError, InUseError, hold, is_held
 from ftrain.checkpoints.manager import CheckpointManager
 from ftrain.checkpoints.reader import CheckpointReader, list_variables, load_variable, open_reader
 from ftrain.checkpoints.retention import Record
@@ -20,6 +20,7 @@ __all__ = [
     "CheckpointManager",
     "CheckpointReader",
     "DamagedError",
+    "HeldElsewhereError",
     "InUseError",
     "MismatchError",
     "Record",

@@ -1,9 +1,7 @@
 """The catalog of a directory: a small file that says which checkpoint is the latest, and why each is there."""
 
 import dataclasses
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,11 +10,14 @@ from typing import Any
 
 from ftrain.checkpoints.errors import DamagedError
 from ftrain.checkpoints.layout import COMMITTED
+from ftrain.checkpoints.lock import wait_for
 from ftrain.checkpoints.manifest import read_manifest
 from ftrain.checkpoints.retention import KEPT, NEWEST, PASSED, Record, Retention
 from ftrain.formats.whole_files import write_whole
+from ftrain.storage import exists, is_directory, is_file, list_names
 
 NAME = "checkpoints.json"
+LOCK = ".catalog.lock"  # held while the catalog is changed; a file, because NFS locks no directory
 REPLACED = ".replaced"  # behind a step: the old one, while a new one takes its place
 
 
@@ -47,23 +48,21 @@ class Catalog:
 
 def numbered(directory: Path) -> list[int]:
     """The steps that there are directories of, finished or not, smallest first."""
-    try:
-        names = [path.name.removesuffix(REPLACED) for path in directory.iterdir() if path.is_dir()]
-    except OSError:
-        return []
-    return sorted({int(name) for name in names if name.isdecimal() and str(int(name)) == name})
+    listed = {name: name.removesuffix(REPLACED) for name in list_names(directory)}
+    steps = {name: step for name, step in listed.items() if step.isdecimal() and str(int(step)) == step}
+    return sorted({int(step) for name, step in steps.items() if is_directory(directory / name)})
 
 
 def committed(directory: Path) -> list[int]:
     """The steps whose checkpoints were finished, smallest first."""
-    return [step for step in numbered(directory) if (path_of(directory, step) / COMMITTED).exists()]
+    return [step for step in numbered(directory) if exists(path_of(directory, step) / COMMITTED)]
 
 
 def path_of(directory: Path, step: int) -> Path:
     """Where the checkpoint of a step is: while it is being replaced, for a moment, not under its own name."""
     path = directory / str(step)
     aside = path.with_name(f"{step}{REPLACED}")
-    return aside if aside.exists() and not path.exists() else path
+    return aside if exists(aside) and not exists(path) else path
 
 
 def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog:
@@ -85,17 +84,13 @@ def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog
 @contextmanager
 def changing(directory: Path) -> Iterator[None]:
     """While a catalog is read, changed and written back, nobody else does."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with wait_for(directory / LOCK):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> Catalog | None:
     try:
-        if not path.is_file():
+        if not is_file(path):
             return None
         contents = json.loads(path.read_text())
         records = tuple(_record(each) for each in contents["checkpoints"])
@@ -104,7 +99,9 @@ def _read(path: Path) -> Catalog | None:
         if len({record.step for record in records}) < len(records):
             raise ValueError("a step is listed twice")
         return Catalog(records, None if after is None else float(after), retention)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except FileNotFoundError:  # deleted since
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -128,5 +125,5 @@ def _discover(path: Path, step: int, is_ours: bool) -> Record | None:
         return Record(step, manifest.time, manifest.metrics, NEWEST if is_ours else KEPT)
     try:
         return Record(step, path.stat().st_mtime, role=KEPT)
-    except OSError:
+    except FileNotFoundError:
         return None

@@ -3,49 +3,49 @@
 import re
 from pathlib import Path
 
-from ftrain.checkpoints.catalog import Catalog, committed, read_catalog
+from ftrain.checkpoints.catalog import Catalog, numbered, read_catalog
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.layout import COMMITTED, is_tree
 from ftrain.formats import TfCheckpointError, is_tf_checkpoint, latest_tf_checkpoint
+from ftrain.paths import local_path
+from ftrain.storage import exists, is_directory, retry
 
 _OF_A_RUN = "checkpoints"  # the directory of checkpoints, inside a run's
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
     """The checkpoint that was saved last in a directory of them or of a run; or the prefix of TensorFlow's latest."""
-    directory = directory_of(directory)
-    records = read_catalog(directory).records
-    if records:
-        return directory / str(records[-1].step)
-    try:
-        return latest_tf_checkpoint(directory)
-    except TfCheckpointError as error:
-        raise CheckpointError(str(error)) from error
+    given = local_path(directory)
+    return retry(lambda: _latest(given))
 
 
 def checkpoint_exists(path: str | Path) -> bool:
     """Whether a path is that of a finished checkpoint, ftrain's or plain Orbax's, or the prefix of TensorFlow's."""
-    path = Path(path)
-    inside = path.parent / _OF_A_RUN / path.name
-    return is_tf_checkpoint(path) or any((each / COMMITTED).exists() and is_tree(each) for each in (path, inside))
+    given = local_path(path)
+    inside = given.parent / _OF_A_RUN / given.name
+    return retry(
+        lambda: is_tf_checkpoint(given) or any(exists(each / COMMITTED) and is_tree(each) for each in (given, inside))
+    )
 
 
 def checkpoint_state(directory: str | Path) -> Catalog | None:
     """What a directory's catalog says, made to agree with the disk; None if there is nothing."""
-    catalog = read_catalog(directory_of(directory))
+    given = local_path(directory)
+    catalog = retry(lambda: read_catalog(directory_of(given)))
     return catalog if catalog.records else None
 
 
 def locate(path: str | Path) -> Path:
     """The checkpoint that is meant: by itself, or by a directory of checkpoints or of a run, for its latest."""
-    path = Path(path)
+    path = local_path(path)
     if path.name.endswith(".index") and is_tf_checkpoint(path.with_suffix("")):
         return path.with_suffix("")
     if is_tf_checkpoint(path) or is_tree(path):
         return path
     if is_tree(inside := path.parent / _OF_A_RUN / path.name):  # RUN/500 for short, or RUN/500.suspect
         return inside
-    if path.is_dir() and (latest := latest_checkpoint(path)) is not None:
+    is_there = is_directory(path)
+    if is_there and (latest := _latest(path)) is not None:
         return latest
     raise CheckpointError(
         f"{path} {describe(path)}; expected a checkpoint, a directory of checkpoints or of a run, or the prefix of a "
@@ -90,6 +90,17 @@ def _kind(path: Path) -> str:
 
 def directory_of(path: str | Path) -> Path:
     """The directory of checkpoints that is meant by a path to it or to a run."""
-    path = Path(path)
+    path = local_path(path)
     inner = path / _OF_A_RUN
-    return inner if inner.is_dir() and not committed(path) else path
+    return inner if is_directory(inner) and not numbered(path) else path
+
+
+def _latest(directory: Path) -> Path | None:
+    home = directory_of(directory)
+    records = read_catalog(home).records
+    if records:
+        return home / str(records[-1].step)
+    try:
+        return latest_tf_checkpoint(home)
+    except TfCheckpointError as error:
+        raise CheckpointError(str(error)) from error

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ftrain.checkpoints.finding import directory_of
 from ftrain.checkpoints.manager import CheckpointManager
 
 POLL = 0.5  # seconds between two looks at the directory
@@ -18,15 +17,16 @@ def wait_for_checkpoint(
     poll: float = POLL,
     stop: Callable[[], bool] = lambda: False,
 ) -> int | None:
-    """The newest step in `directory` as soon as there is one after step `after`; None when the time is up.
+    """The newest step in a directory of checkpoints or of a run, as soon as there is one after step `after`.
 
-    Waits at most `timeout` seconds, for ever if that is None, and only until `stop` says so.
+    Waits at most `timeout` seconds, for ever if that is None, and only until `stop` returns True; then returns None.
+    The directory may be created later.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         # Before the look: a run saves its last checkpoint just before it ends, and that one must not be missed.
         is_last_look = stop() or (deadline is not None and time.monotonic() >= deadline)
-        newest = CheckpointManager(directory_of(directory)).latest()  # it may only now become a run's
+        newest = CheckpointManager(directory).latest()
         if newest is not None and newest > after:
             return newest
         if is_last_look:

@@ -11,6 +11,7 @@ from ftrain.checkpoints.manifest import NAME, Manifest, read_manifest
 from ftrain.checkpoints.retention import Record, Retention, rotate
 from ftrain.checkpoints.writing import SUSPECT, discard
 from ftrain.formats.whole_files import sync
+from ftrain.storage import list_names
 
 
 def enter(directory: Path, record: Record, retention: Retention, opened: float) -> None:
@@ -69,7 +70,8 @@ def _replace_manifest(path: Path, manifest: Manifest) -> None:
 
 def let_go_of_suspects(directory: Path, keep: int | Literal["all"]) -> None:
     """Of what was put aside as suspect, the first stays, which is nearest to the cause, and the newest others."""
-    suspects = sorted(directory.glob(f"*{SUSPECT}"), key=lambda path: path.stat().st_mtime)
+    paths = [directory / name for name in list_names(directory) if name.endswith(SUSPECT)]
+    suspects = sorted(paths, key=lambda path: path.stat().st_mtime)
     for path in suspects[1 : max(1, len(suspects) - keep + 1)] if keep != "all" else []:
         discard(path)
 

@@ -16,6 +16,7 @@ import tensorstore as ts
 
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, in_one_line
 from ftrain.checkpoints.snapshot import Index
+from ftrain.storage import exists, is_directory, list_names, raise_if_transient
 
 COMMITTED = "commit_success.txt"  # Orbax writes it last
 _METADATA = "_METADATA"
@@ -38,10 +39,15 @@ class Stored(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def start_reading(self, index: Index = ()) -> Any:
-        """A promise of its values, or of those at an index."""
+        """A future of its values, or of those at an index; every read goes through here.
+
+        ValueError if more memory would be needed than there is: a damaged or forged file can declare any shape.
+        """
         part = self.array[index] if index else self.array
-        if (size := math.prod(part.shape) * self.dtype.itemsize) > _MEMORY:
-            raise ValueError(f"it would have {size} bytes, and this machine has {_MEMORY} of memory")
+        chunk = [size or 1 for size in self.array.chunk_layout.read_chunk.shape or ()]
+        for what, shape in (("it", part.shape), ("a chunk of it", chunk)):
+            if (size := math.prod(shape) * self.dtype.itemsize) > _MEMORY:
+                raise ValueError(f"{what} would have {size} bytes, and this machine has {_MEMORY} of memory")
         return part.read()
 
     def read(self, index: Index = ()) -> np.ndarray:
@@ -51,7 +57,7 @@ class Stored(NamedTuple):
 def is_tree(directory: Path) -> bool:
     """Whether a directory is a checkpoint, finished or not, good or damaged, and not a directory of them."""
     marks = [directory / name for name in (_METADATA, "_CHECKPOINT_METADATA", COMMITTED)]
-    return any(path.exists() for path in (*marks, *_inner(directory)))
+    return any(exists(path) for path in (*marks, *_inner(directory)))
 
 
 def leaf_specs(directory: Path) -> Specs:
@@ -68,6 +74,7 @@ def leaf_specs(directory: Path) -> Specs:
         ]
         return {"/".join(key): _spec(home, ".".join(key), driver, is_database) for key in keys}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise_if_transient(error, home / _METADATA)
         raise DamagedError(directory, [f"file {home.name}/{_METADATA}: {in_one_line(error)}"]) from error
 
 
@@ -80,11 +87,13 @@ def open_leaves(directory: Path, specs: Specs, names: Iterable[str]) -> dict[str
         try:
             opening[name] = ts.open(spec, open=True, read=True, context=context)
         except (ValueError, RuntimeError) as error:  # a name that cannot be one, say
+            raise_if_transient(error, directory)
             raise DamagedError(directory, [f"leaf {name!r} cannot be read: {in_one_line(error)}"]) from error
     for name, future in opening.items():
         try:
             array = future.result()
         except ValueError as error:
+            raise_if_transient(error, directory)
             raise DamagedError(directory, [f"leaf {name} cannot be read: {in_one_line(error)}"]) from error
         opened[name] = Stored(tuple(array.shape), array.dtype.numpy_dtype, array)
     return opened
@@ -92,10 +101,10 @@ def open_leaves(directory: Path, specs: Specs, names: Iterable[str]) -> dict[str
 
 def _home(directory: Path) -> Path:
     """The directory that holds the tree: one of the checkpoint's, or itself."""
-    if not directory.is_dir():
+    if not is_directory(directory):
         raise CheckpointError(f"{directory} is not a checkpoint: there is no such directory")
     candidates = [directory / _METADATA, *_inner(directory)]
-    homes = [path.parent for path in candidates if path.exists()]
+    homes = [path.parent for path in candidates if exists(path)]
     if not homes:
         raise DamagedError(directory, [f"file {_METADATA} is missing"])
     if len(homes) > 1:
@@ -106,7 +115,8 @@ def _home(directory: Path) -> Path:
 
 def _inner(directory: Path) -> list[Path]:
     """The metadata of trees inside of a checkpoint; what has a number for a name is a checkpoint of its own."""
-    return [path for path in sorted(directory.glob(f"*/{_METADATA}")) if not path.parent.name.isdecimal()]
+    paths = [directory / name / _METADATA for name in list_names(directory) if not name.isdecimal()]
+    return [path for path in paths if exists(path)]
 
 
 def _spec(home: Path, key: str, driver: str, is_database: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The checkpoint manager: numbered checkpoints of one pytree in a directory."""
 
+import functools
 import operator
 import time
 import warnings
@@ -12,11 +13,14 @@ from ftrain.checkpoints.catalog import NAME as CATALOG
 from ftrain.checkpoints.catalog import committed, numbered, path_of, read_catalog
 from ftrain.checkpoints.errors import CheckpointError, DamagedError
 from ftrain.checkpoints.extra import decode, encode
+from ftrain.checkpoints.finding import directory_of
 from ftrain.checkpoints.manifest import read_manifest
 from ftrain.checkpoints.matching import Selection, as_patterns
 from ftrain.checkpoints.restoring import check_leaves, load
 from ftrain.checkpoints.retention import Record, Retention, best_of
 from ftrain.checkpoints.writer import Writer
+from ftrain.paths import local_path
+from ftrain.storage import exists, list_names, retry
 from ftrain.tree import Tree
 
 
@@ -29,7 +33,8 @@ class CheckpointManager:
 
     Inside of `with`, a save returns at once, and writing goes on behind it; outside, where nothing waits for it at the
     end of the program, it returns when all is written. A checkpoint appears under its number all at once, when it is
-    complete, and an older one is deleted only after that. Opening a directory does not change it.
+    complete, and an older one is deleted only after that. Opening a directory does not change it. The directory of a
+    run stands for the `checkpoints` in it, also if it becomes one later.
 
     The newest `keep` stay ("all" of them, if you like), and beside them one every `keep_every_steps` steps, one every
     `keep_every_hours` hours, and the `keep_best` best by `best_metric` of the metrics that were given to `save`, where
@@ -54,23 +59,30 @@ class CheckpointManager:
         tell: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        self.directory = Path(directory).absolute()  # Orbax takes no relative paths
+        self._given = local_path(directory)
+        self._settled: Path | None = None  # where it has saved
         self.retention = Retention(keep, keep_every_steps, keep_every_hours, keep_best, best_metric, best_mode)
         self.may_be_infinite = as_patterns(may_be_infinite)
         Selection(include=self.may_be_infinite)  # which says if one is not a pattern
         self.tell = tell or (lambda text: warnings.warn(text, stacklevel=3))
-        self._writer = Writer(self.directory, self.retention, self.may_be_infinite, clock)
+        self._writer = Writer(self.retention, self.may_be_infinite, clock)
         self.restored: int | None = None  # the step whose tree `restore` returned last
         self._damaged: set[int] = set()  # steps that were found to be
         self._entered = False
 
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoints are: the directory that was given or, if that is a run's, the `checkpoints` in it."""
+        return self._settled or retry(lambda: directory_of(self._given))
+
     def steps(self) -> list[int]:
         """The steps that can be restored, smallest first."""
-        return [step for step in committed(self.directory) if step not in self._damaged]
+        return [step for step in retry(lambda: committed(self.directory)) if step not in self._damaged]
 
     def checkpoints(self) -> list[Record]:
         """What can be restored, in the order in which it was saved, with times, metrics, and why it is kept."""
-        return [each for each in read_catalog(self.directory).records if each.step not in self._damaged]
+        records = retry(lambda: read_catalog(self.directory).records)
+        return [each for each in records if each.step not in self._damaged]
 
     def latest(self) -> int | None:
         """The step that was saved last, of those that can be restored."""
@@ -79,12 +91,14 @@ class CheckpointManager:
 
     def unfinished(self) -> list[int]:
         """The steps whose saves are under way, or never ended because their process did before."""
-        found = {path.name.partition(".")[0] for path in self.directory.glob(f"*{writing.SAVING}*")}
+        names = retry(lambda: list_names(self.directory))
+        found = {name.partition(".")[0] for name in names if writing.SAVING in name}
         return sorted(int(step) for step in found if step.isdecimal())
 
     def suspects(self) -> list[int]:
         """The steps whose state was put aside, because it was not finite."""
-        found = {path.name.removesuffix(writing.SUSPECT) for path in self.directory.glob(f"*{writing.SUSPECT}")}
+        names = retry(lambda: list_names(self.directory))
+        found = {name.removesuffix(writing.SUSPECT) for name in names if name.endswith(writing.SUSPECT)}
         return sorted(int(step) for step in found if step.isdecimal())
 
     def best(self) -> int | None:
@@ -110,7 +124,10 @@ class CheckpointManager:
         step = _as_step(step)
         encoded = encode(extra) if extra else None
         self.wait()
-        self._writer.start(step, tree, metrics or {}, encoded, overwrite=overwrite, damaged=self._damaged)
+        self._settled = self.directory
+        self._writer.start(
+            self._settled, step, tree, metrics or {}, encoded, overwrite=overwrite, damaged=self._damaged
+        )
         self._damaged.clear()  # they are put aside now
         if not self._entered:
             self.wait()
@@ -120,11 +137,11 @@ class CheckpointManager:
     ) -> None:
         """Add metrics and extra values to a checkpoint that is saved: those of an evaluation after it, say.
 
-        The best ones are chosen anew.
+        The best ones are then chosen again.
         """
         self.wait()
         self._existing(step)
-        self._writer.complete(step, metrics or {}, encode(extra) if extra else None)
+        self._writer.complete(self.directory, step, metrics or {}, encode(extra) if extra else None)
 
     def extra(self, step: int) -> dict[str, Any]:
         """The extra values that were saved with a checkpoint."""
@@ -155,13 +172,13 @@ class CheckpointManager:
         self.wait()
         selection = Selection(strict, as_patterns(include), as_patterns(exclude), dict(rename or {}), cast)
         if step is not None:
-            tree = load(self._existing(step), like, selection, verify=verify)
+            tree = retry(lambda: load(self._existing(step), like, selection, verify=verify))
             self.restored = step
             return tree
         found: list[DamagedError] = []
         for newest in self._from_newest():
             try:
-                tree = load(self._path(newest), like, selection, verify=verify)
+                tree = retry(functools.partial(self._load, newest, like, selection, verify))
             except (CheckpointError, OSError) as error:
                 damage = self._damage(newest, error)
                 found += damage
@@ -176,12 +193,12 @@ class CheckpointManager:
     def check(self, like: Tree, step: int | None = None) -> Path:
         """The path of a checkpoint, if it is there and its leaves are those of `like`; no values are looked at."""
         if step is not None:
-            check_leaves(self._existing(step), like)
+            retry(lambda: check_leaves(self._existing(step), like))
             return self._path(step)
         found: list[DamagedError] = []
         for record in reversed(self.checkpoints()):
             try:
-                check_leaves(self._path(record.step), like)
+                retry(functools.partial(self._check, record.step, like))
             except (CheckpointError, OSError) as error:
                 found += self._damage(record.step, error)  # and an older one will be restored
             else:
@@ -193,7 +210,7 @@ class CheckpointManager:
 
         A directory that is looked at while another process deletes one and adds one may seem to be empty.
         """
-        looks = 20 if (self.directory / CATALOG).exists() else 0
+        looks = 20 if retry(lambda: exists(self.directory / CATALOG)) else 0
         while True:
             newest = self.newest()
             if newest is not None:
@@ -206,7 +223,7 @@ class CheckpointManager:
 
     def _damage(self, step: int, error: CheckpointError | OSError) -> list[DamagedError]:
         """What is wrong with a checkpoint that could not be read; nothing, if a process that saves here deleted it."""
-        if not self._path(step).exists():
+        if not retry(lambda: exists(self._path(step))):
             return []
         if not isinstance(error, DamagedError):
             raise error
@@ -241,23 +258,27 @@ class CheckpointManager:
 
     def newest(self) -> int | None:
         """The newest step, finished or not, that was not found to be damaged."""
-        records = read_catalog(self.directory, numbered(self.directory)).records
+        records = retry(lambda: read_catalog(self.directory, numbered(self.directory)).records)
         return next((record.step for record in reversed(records) if record.step not in self._damaged), None)
 
     def _nothing(self) -> CheckpointError:
-        inside = self.directory / "checkpoints"
-        hint = f"; those of a run are in {inside}" if inside.is_dir() else ""
-        return CheckpointError(f"{self.directory}: there is no checkpoint yet{hint}")
+        return CheckpointError(f"{self.directory}: there is no checkpoint yet")
 
     def _existing(self, step: int) -> Path:
         step = _as_step(step)
-        if step not in committed(self.directory):
+        if step not in retry(lambda: committed(self.directory)):
             there = self.steps()
             raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {there}")
         return self._path(step)
 
     def _path(self, step: int) -> Path:
         return path_of(self.directory, step)
+
+    def _load(self, step: int, like: Tree, selection: Selection, verify: bool) -> Tree:
+        return load(self._path(step), like, selection, verify=verify)
+
+    def _check(self, step: int, like: Tree) -> None:
+        check_leaves(self._path(step), like)
 
 
 def _as_step(step: Any) -> int:

@@ -14,6 +14,7 @@ from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.checkpoints.errors import DamagedError, in_one_line
 from ftrain.checkpoints.snapshot import Index
 from ftrain.formats.whole_files import write_whole
+from ftrain.storage import is_file, raise_if_transient
 
 NAME = "manifest.json"
 MARK: dict[str, Any] = {"ftrain": {"manifest": NAME}}  # in the metadata of Orbax: there must be one
@@ -76,7 +77,7 @@ class Manifest(_Strict):
 def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of a checkpoint; None if none was ever written, as by plain Orbax."""
     path = directory / NAME
-    if not path.is_file():
+    if not is_file(path):
         if _was_promised(directory):
             raise DamagedError(directory, [f"file {NAME} is missing"])
         return None
@@ -92,6 +93,7 @@ def read_manifest(directory: Path) -> Manifest | None:
             if not covers(leaf):
                 raise ValueError(f"leaf {name} has digests of other places than its own")
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise_if_transient(error, path)
         raise DamagedError(directory, [f"file {NAME}: {_reason(error)}"]) from error
     return manifest
 
@@ -129,7 +131,7 @@ def _was_promised(directory: Path) -> bool:
     try:
         said = json.loads((directory / "_CHECKPOINT_METADATA").read_text())
         return "ftrain" in said["custom_metadata"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, RecursionError):
         return False
 
 

@@ -15,6 +15,7 @@ from ftrain.checkpoints.manifest import read_manifest
 from ftrain.checkpoints.matching import describe
 from ftrain.checkpoints.verifying import is_as_saved
 from ftrain.formats import TfCheckpoint, TfCheckpointError, is_tf_checkpoint
+from ftrain.storage import raise_if_transient, retry
 
 
 class Variable(NamedTuple):
@@ -42,8 +43,12 @@ class CheckpointReader(Protocol):
 
 def open_reader(path: str | Path) -> CheckpointReader:
     """A reader of a checkpoint; of the latest one, if `path` is a directory of them or of a run."""
-    path = locate(path)
-    return _TensorFlow(path) if is_tf_checkpoint(path) else _Orbax(path)
+
+    def open_located() -> CheckpointReader:
+        found = locate(path)
+        return _TensorFlow(found) if is_tf_checkpoint(found) else _Orbax(found)
+
+    return retry(open_located)
 
 
 def list_variables(path: str | Path) -> list[tuple[str, tuple[int, ...]]]:
@@ -65,6 +70,9 @@ class _Orbax:
         }
 
     def read(self, name: str, *, verify: bool = True) -> np.ndarray:
+        return retry(lambda: self._read(name, verify))
+
+    def _read(self, name: str, verify: bool) -> np.ndarray:
         wanted = _known(self, name)
         if 0 in wanted.shape:
             return np.empty(wanted.shape, wanted.dtype)
@@ -76,6 +84,7 @@ class _Orbax:
         try:
             value = found.read()
         except ValueError as error:
+            raise_if_transient(error, self.path)
             raise DamagedError(self.path, [f"leaf {name} cannot be read: {in_one_line(error)}"]) from error
         if verify and self._manifest and not is_as_saved(value, self._manifest.leaves[name]):
             raise DamagedError(self.path, [f"leaf {name} has other values than were saved"])
@@ -102,7 +111,7 @@ class _TensorFlow:
         if name not in self._checkpoint.variables:  # where it may stand under the name that is on disk
             _known(self, name)
         try:
-            return self._checkpoint.read(self._keys.get(name, name), verify=verify)
+            return retry(lambda: self._checkpoint.read(self._keys.get(name, name), verify=verify))
         except TfCheckpointError as error:
             raise CheckpointError(str(error)) from error
 

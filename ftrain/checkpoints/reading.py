@@ -17,6 +17,7 @@ from ftrain.checkpoints.manifest import Leaf, Manifest, place_of
 from ftrain.checkpoints.matching import describe
 from ftrain.checkpoints.snapshot import Index
 from ftrain.checkpoints.verifying import is_as_saved, wrong_sums
+from ftrain.storage import raise_if_transient
 
 LARGE = 1 << 20  # bytes from which on a file is verified through the values in it
 AHEAD = 1 << 28  # bytes that are being read while what came before them is verified and used
@@ -47,6 +48,7 @@ class Reading:
             try:
                 value = read()
             except ValueError as error:
+                raise_if_transient(error, self._directory)
                 self._wrong.append(f"leaf {name} cannot be read: {in_one_line(error)}")
                 continue
             if self._verify:
@@ -73,7 +75,11 @@ class Reading:
         stored, digests = self.stored[name], self._leaves[name].pieces if self._verify else {}
 
         def read(index: Index | None) -> np.ndarray:
-            value = stored.read(index or ())
+            try:
+                value = stored.read(index or ())
+            except ValueError as error:
+                raise_if_transient(error, self._directory)
+                raise DamagedError(self._directory, [f"leaf {name} cannot be read: {in_one_line(error)}"]) from error
             wanted = digests.get(place_of(index or (), stored.shape))
             if wanted is not None and digest_of(value) != wanted:
                 self._wrong.append(f"leaf {name} has other values than were saved")
@@ -112,7 +118,12 @@ class Reading:
         total = 0
         for name in names:
             stored = self.stored[name]
-            under_way.append((name, stored.array.read(), stored.bytes))
+            try:
+                future = stored.start_reading()
+            except ValueError as error:
+                self._wrong.append(f"leaf {name} cannot be read: {in_one_line(error)}")
+                continue
+            under_way.append((name, future, stored.bytes))
             total += stored.bytes
             while total > AHEAD and len(under_way) > 1:
                 ready, future, size = under_way.popleft()

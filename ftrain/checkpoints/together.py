@@ -15,6 +15,7 @@ import jax
 from ftrain.checkpoints.errors import SaveError
 from ftrain.checkpoints.manifest import Leaf
 from ftrain.formats.whole_files import write_whole
+from ftrain.storage import exists
 
 _LIMIT = 300.0  # seconds that one process waits for another, and more for what is large:
 _SLOWEST = 20e6  # bytes a second at which a disk that many share is still taken for alive
@@ -28,7 +29,7 @@ def gather(staged: Path, leaves: dict[str, Leaf], not_finite: list[str]) -> tupl
     if jax.process_index() != 0:
         return leaves, not_finite
     notes = [_note(staged, process) for process in range(jax.process_count())]
-    _wait(lambda: [note.name for note in notes if not note.exists()], f"{staged}: no word from", limit_for(leaves))
+    _wait(lambda: [note.name for note in notes if not exists(note)], f"{staged}: no word from", limit_for(leaves))
     said = [json.loads(note.read_text()) for note in notes]
     failed = [f"process {process}: {each['error']}" for process, each in enumerate(said) if "error" in each]
     if failed:
@@ -59,7 +60,7 @@ def limit_for(leaves: dict[str, Leaf]) -> float:
 
 def wait_until_gone(staged: Path, limit: float) -> None:
     """Wait for the first process to give a checkpoint its name."""
-    _wait(lambda: ["process 0 to finish it"] if staged.exists() else [], f"{staged} still waits for", limit)
+    _wait(lambda: ["process 0 to finish it"] if exists(staged) else [], f"{staged} still waits for", limit)
 
 
 def _note(staged: Path, process: int) -> Path:

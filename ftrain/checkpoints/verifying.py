@@ -11,6 +11,8 @@ from ftrain.checkpoints.files import list_files
 from ftrain.checkpoints.layout import COMMITTED, Specs, is_tree, leaf_specs, open_leaves
 from ftrain.checkpoints.manifest import NAME, Leaf, Manifest, parse_place, read_manifest, whole
 from ftrain.checkpoints.matching import describe
+from ftrain.paths import local_path
+from ftrain.storage import exists, is_file, raise_if_transient, retry
 
 
 def verify(directory: str | Path) -> list[str]:
@@ -18,9 +20,13 @@ def verify(directory: str | Path) -> list[str]:
 
     Of a checkpoint that plain Orbax wrote, which has no manifest, only what cannot be read at all is known.
     """
-    directory = Path(directory)
+    directory = local_path(directory)
     if not is_tree(directory):
         raise CheckpointError(f"{directory} is not a checkpoint")
+    return retry(lambda: _find_damage(directory))
+
+
+def _find_damage(directory: Path) -> list[str]:
     wrong: list[str] = []
     try:
         manifest = read_manifest(directory)
@@ -56,12 +62,13 @@ def wrong_sums(directory: Path, manifest: Manifest, sizes: range | None = None) 
         try:
             found = crc32c_of(directory / name)
         except OSError as error:
+            raise_if_transient(error, directory / name)
             return f"file {name} cannot be read: {error.strerror}"
         wanted = manifest.files[name].crc32c
         return None if found == wanted else f"file {name} has crc32c {found}, expected {wanted}"
 
     files = [name for name, file in manifest.files.items() if sizes is None or file.size in sizes]
-    there = [name for name in files if (directory / name).is_file()]
+    there = [name for name in files if is_file(directory / name)]
     return [wrong for wrong in in_parallel(check, there) if wrong]
 
 
@@ -73,7 +80,7 @@ def is_as_saved(value: np.ndarray, leaf: Leaf) -> bool:
 
 def _unreadable(directory: Path) -> list[str]:
     """What cannot be read of a checkpoint without a manifest."""
-    wrong = [] if (directory / COMMITTED).exists() else [f"file {COMMITTED} is missing: it was never finished"]
+    wrong = [] if exists(directory / COMMITTED) else [f"file {COMMITTED} is missing: it was never finished"]
     specs = leaf_specs(directory)
     return wrong + _troubles(directory, specs, dict.fromkeys(specs))
 
@@ -101,6 +108,7 @@ def _troubles(directory: Path, specs: Specs, leaves: Mapping[str, Leaf | None]) 
         except DamagedError as error:
             return error.damage[0]
         except ValueError as error:
+            raise_if_transient(error, directory)
             return f"leaf {name} cannot be read: {in_one_line(error)}"
 
     return [each for each in in_parallel(check, leaves) if each]

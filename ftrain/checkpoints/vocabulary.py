@@ -10,6 +10,7 @@ import numpy as np
 from jax.nn.initializers import Initializer
 
 from ftrain.checkpoints.errors import CheckpointError
+from ftrain.paths import expanded
 
 Words = str | os.PathLike[str] | Sequence[str]  # the path of a file with one word to a line, or the words themselves
 Shape = tuple[int, ...]
@@ -117,7 +118,7 @@ def _read_words(vocab: Words, size: int, argument: str) -> list[str]:
 def _read_lines(path: str | os.PathLike[str], limit: int | None, where: str) -> list[str]:
     try:
         # Only "\n" ends a line, whatever else Unicode counts as one; and words need not be valid UTF-8.
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        with open(expanded(path), encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return [line.rstrip("\r\n") for line in islice(file, limit)]
     except OSError as error:
         raise CheckpointError(

@@ -17,6 +17,7 @@ from ftrain.checkpoints.errors import CheckpointError, SaveError, in_one_line
 from ftrain.checkpoints.lock import wait_for
 from ftrain.checkpoints.retention import Record, Retention
 from ftrain.checkpoints.snapshot import as_given, take
+from ftrain.storage import raise_if_transient, retry
 from ftrain.tree import Tree
 
 LOCK = ".writer.lock"  # held by whoever writes a checkpoint, while it does
@@ -27,16 +28,16 @@ T = TypeVar("T")
 class Writer:
     """Writes checkpoints to a directory, and lets go of those that need not stay."""
 
-    def __init__(
-        self, directory: Path, retention: Retention, may_be_infinite: tuple[str, ...], clock: Callable[[], float]
-    ):
-        self._directory, self._retention, self._may_be_infinite = directory, retention, may_be_infinite
+    def __init__(self, retention: Retention, may_be_infinite: tuple[str, ...], clock: Callable[[], float]):
+        self._directory = Path()  # known once it is written to
+        self._retention, self._may_be_infinite = retention, may_be_infinite
         self._clock, self._opened = clock, clock()
         self._unfinished: Future[list[str]] | None = None
         self._swept: int | None = None  # the directory, once it was put in order
 
     def start(
         self,
+        directory: Path,
         step: int,
         tree: Tree,
         metrics: Mapping[str, float],
@@ -46,13 +47,14 @@ class Writer:
         damaged: set[int],
     ) -> None:
         """Start to write; what is `damaged` is put aside first, or it would count as one of the newest."""
+        self._directory = directory
         measured = finite(metrics)
         held = take(tree)
         lock = None
         try:
-            lock = self._lock_directory() if jax.process_index() == 0 else None
-            self._make_room(step, overwrite, damaged)
-            times = [record.time for record in read_catalog(self._directory).records]
+            lock = retry(self._lock_directory) if jax.process_index() == 0 else None
+            retry(lambda: self._make_room(step, overwrite, damaged))
+            times = [record.time for record in retry(lambda: read_catalog(self._directory).records)]
             now = max([self._clock(), *times])  # clocks are put back at times
             order = writing.Order(self._directory, step, held, now, measured, self._may_be_infinite, extra)
             if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
@@ -65,13 +67,13 @@ class Writer:
             raise
         self._unfinished = _in_background(lambda: self._finish(order, lock))
 
-    def complete(self, step: int, metrics: Mapping[str, float], extra: dict[str, Any] | None) -> None:
+    def complete(self, directory: Path, step: int, metrics: Mapping[str, float], extra: dict[str, Any] | None) -> None:
         """Add to what is known of a checkpoint that is written. Of several processes the first one does it."""
         if jax.process_index() == 0:
             try:
-                keeping.complete(self._directory, step, finite(metrics), extra or {}, self._retention, self._opened)
+                keeping.complete(directory, step, finite(metrics), extra or {}, self._retention, self._opened)
             except OSError as error:
-                path = path_of(self._directory, step)
+                path = path_of(directory, step)
                 raise SaveError(f"the metrics of {path} were not completed: {in_one_line(error)}") from error
 
     def wait(self) -> list[str]:
@@ -86,7 +88,7 @@ class Writer:
     def _finish(self, order: writing.Order, lock: IO[str] | None) -> list[str]:
         """In a thread: write, and let go of what is no longer to be kept; the answer is what there is to tell."""
         try:
-            suspicious = writing.write(order)
+            suspicious = self._write(order)
         except Exception as error:
             writing.abandon(order)
             raise self._failure(order.step, error) from error
@@ -96,14 +98,28 @@ class Writer:
             if lock is not None:
                 lock.close()
 
+    def _write(self, order: writing.Order) -> list[str]:
+        """Write; after a transient error once more from the start, unless several processes are at it together."""
+        if order.begun is not None:
+            return writing.write(order)
+
+        def attempt() -> list[str]:
+            try:
+                return writing.write(order)
+            except Exception as error:
+                raise_if_transient(error, order.staged)
+                raise
+
+        return retry(attempt, before_retry=lambda: writing.abandon(order))
+
     def _keep(self, order: writing.Order, is_suspect: bool) -> list[str]:
         """Enter a checkpoint into the catalog. It is written, so what goes wrong from here on is only told."""
         try:
             if jax.process_index() == 0 and is_suspect:
-                keeping.let_go_of_suspects(self._directory, self._retention.keep)
+                retry(lambda: keeping.let_go_of_suspects(self._directory, self._retention.keep))
             elif jax.process_index() == 0:
                 record = Record(order.step, order.time, order.metrics)
-                keeping.enter(self._directory, record, self._retention, self._opened)
+                retry(lambda: keeping.enter(self._directory, record, self._retention, self._opened))
         except OSError as error:
             path = path_of(self._directory, order.step)
             return [f"{path} was saved, but the catalog or an older one could not be changed: {error}"]
@@ -119,8 +135,11 @@ class Writer:
 
     def _failure(self, step: int, error: Exception) -> SaveError:
         reason = in_one_line(error) if self._is_there() else f"{self._directory} is no longer there"
-        there = f"still there: {', '.join(map(str, committed(self._directory))) or 'none'}"
-        return SaveError(f"{path_of(self._directory, step)} was not saved: {reason}; checkpoints that are {there}")
+        try:
+            kept = f"checkpoints that are still there: {', '.join(map(str, committed(self._directory))) or 'none'}"
+        except OSError as failure:
+            kept = f"which checkpoints are still there cannot be listed: {failure.strerror}"
+        return SaveError(f"{self._directory / str(step)} was not saved: {reason}; {kept}")
 
     def _lock_directory(self) -> IO[str]:
         """The lock of who writes here, as soon as nobody else does."""
@@ -150,8 +169,10 @@ class Writer:
         """Whether the directory is still the one that was put in order."""
         try:
             return self._swept in (None, self._directory.stat().st_ino)
-        except OSError:
+        except FileNotFoundError:
             return self._swept is None
+        except OSError:  # it cannot be asked now, which does not make it another directory
+            return True
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -1,9 +1,12 @@
 """Writing one checkpoint: by Orbax under another name, then its manifest, and last its own name, all at once."""
 
+import atexit
 import dataclasses
+import functools
 import logging
 import re
 import shutil
+import tempfile
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +25,7 @@ from ftrain.checkpoints.manifest import MARK, File, Leaf, Manifest, place_of
 from ftrain.checkpoints.snapshot import Held, as_saved
 from ftrain.checkpoints.together import gather, limit_for, take_back, tell_failure, wait_until_gone
 from ftrain.formats.whole_files import sync
+from ftrain.storage import exists
 from ftrain.tree import Tree, named_leaves
 
 SAVING, DELETING = ".saving", ".deleting"
@@ -70,7 +74,18 @@ def begin(path: Path, tree: Tree) -> _Response:
     context.array.saving.use_compression = False
     context.asynchronous.create_directories_asynchronously = False  # or what cannot be made is waited for in vain
     with context:
-        return ocp.save_async(str(path), tree, custom_metadata={**MARK})
+        return ocp.save_async(str(_alias(path.parent) / path.name), tree, custom_metadata={**MARK})
+
+
+@functools.cache
+def _alias(directory: Path) -> Path:
+    """A path of a directory without wildcards: Orbax would look for its files in whatever else they match."""
+    if not any(character in str(directory) for character in "*?[\\"):
+        return directory
+    link = Path(tempfile.mkdtemp(prefix="ftrain-"), "checkpoints")
+    link.symlink_to(directory)
+    atexit.register(shutil.rmtree, link.parent, ignore_errors=True)
+    return link
 
 
 def write(order: Order) -> list[str]:
@@ -94,7 +109,7 @@ def write(order: Order) -> list[str]:
         _put_in_place(order, f"{order.step}{SUSPECT if suspicious else ''}")
     wait_until_gone(order.staged, limit_for(leaves))
     names = (f"{order.step}{SUSPECT}", f"{order.step}")
-    if not any((order.directory / name).exists() for name in names):
+    if not any(exists(order.directory / name) for name in names):
         take_back(order.staged)
         raise SaveError("process 0 could not finish it")
     return suspicious
@@ -121,7 +136,7 @@ def discard(path: Path) -> None:
 def put_aside(path: Path, suffix: str) -> Path:
     """Rename what stands where something else must, without ever taking a name that is in use."""
     aside, number = path.with_name(f"{path.name}{suffix}"), 1
-    while aside.exists():
+    while exists(aside):
         number += 1
         aside = path.with_name(f"{path.name}{suffix}{number}")
     return path.rename(aside)
@@ -132,7 +147,7 @@ def sweep(directory: Path) -> None:
     for path in sorted(directory.iterdir()):
         if re.fullmatch(rf"\d+(\{SUSPECT})?\{REPLACED}", path.name):
             final = path.with_name(path.name.removesuffix(REPLACED))
-            discard(path) if final.exists() else path.rename(final)
+            discard(path) if exists(final) else path.rename(final)
         elif _LEFTOVER.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -170,7 +185,7 @@ def _manifest(order: Order, leaves: dict[str, Leaf], suspicious: list[str]) -> M
 def _put_in_place(order: Order, name: str) -> None:
     final = order.directory / name
     replaced = final.with_name(f"{name}{REPLACED}")
-    if final.exists():
+    if exists(final):
         final.rename(replaced)
     sync(order.staged)
     order.staged.rename(final)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ftrain.paths import local_path
+
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/digits.")],
@@ -27,6 +29,7 @@ def evaluate(
 
     if follow and step is not None:
         raise typer.BadParameter("--step and --follow exclude each other")
+    run = local_path(run)
     use_compilation_cache()
     if follow:
         wait_for_run(run, timeout)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftrain.cli.exit_codes import exit_code
+from ftrain.storage import is_transient
 
 if TYPE_CHECKING:
     from ftrain.cluster import Company
@@ -49,6 +50,8 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
     except ClusterError:
         raise
     except (ValueError, OSError) as error:
+        if is_transient(error):
+            raise
         reason = str(error)
         if cluster is not None:  # in the words of whoever typed it
             reason = reason.replace("FTRAIN_CLUSTER", "--cluster").replace("FTRAIN_TASK", "--task")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ftrain.paths import local_path
+
 
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory with a crash, such as runs/digits.")],
@@ -24,6 +26,7 @@ def replay(
     from ftrain.training.replay import forward, locate
     from ftrain.training.state import place
 
+    run = local_path(run)
     try:
         crash = read_crash(run, step)
     except LookupError as error:

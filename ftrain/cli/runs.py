@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftrain.storage import exists
+
 if TYPE_CHECKING:
     from ftrain.config import Job
     from ftrain.config.plan import Plan
@@ -15,7 +17,7 @@ def wait_for_run(run: Path, timeout: float | None) -> None:
     from ftrain.config.run_directory import CONFIG
 
     deadline = time.monotonic() + (60.0 if timeout is None else timeout)
-    while not (run / CONFIG).exists() and time.monotonic() < deadline:
+    while not exists(run / CONFIG) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
@@ -27,7 +29,7 @@ def open_run(run: Path) -> "Job":
     from ftrain.config import ConfigError, build, load, plan
     from ftrain.config.run_directory import CONFIG
 
-    if not (run / CONFIG).exists():
+    if not exists(run / CONFIG):
         raise ConfigError(f"{run / CONFIG}: there is no such file; RUN is a directory that `ftrain train` made")
     planned = plan(load(run / CONFIG))
     asked = planned.calls["mesh"].arguments

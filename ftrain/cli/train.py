@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrain.cli.arguments import ConfigPath, Overrides
+from ftrain.paths import shown
 
 process_started = time.monotonic()  # nearly: nothing heavy has been imported yet
 
@@ -124,7 +125,7 @@ def _introduce(job: "Job", processes: int, parameters: int) -> None:
     where = f"{job.mesh.size} device(s)" + (f" of {processes} processes" if processes > 1 else "")
     print(
         f"{job.plan.top['task']}: {parameters:,} parameters, {len(job.pipeline.source):,} examples, "
-        f"{job.steps:,} steps of {job.pipeline.batch_size}, {where}; in {job.directory}",
+        f"{job.steps:,} steps of {job.pipeline.batch_size}, {where}; in {shown(job.directory)}",
         flush=True,
     )
 
@@ -140,8 +141,8 @@ def _conclude(job: "Job", run: "Run", seconds: float) -> None:
         return
     taken = run.steps_taken - run.start_step
     print(f"done: {taken:,} steps in {seconds:.1f} s" if taken else f"all {job.steps:,} steps were taken before")
-    print(f"look at it:    {_command('tensorboard')} --logdir {shlex.quote(str(job.directory))}")
-    print(f"evaluate it:   {_command('ftrain')} eval {shlex.quote(str(job.directory))}")
+    print(f"look at it:    {_command('tensorboard')} --logdir {shlex.quote(shown(job.directory))}")
+    print(f"evaluate it:   {_command('ftrain')} eval {shlex.quote(shown(job.directory))}")
 
 
 def _command(name: str) -> str:

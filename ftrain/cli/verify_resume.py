@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrain.cli.arguments import ConfigPath, Overrides
+from ftrain.paths import local_path
 
 if TYPE_CHECKING:
     from ftrain.cli.killing import Attempt, Killer
@@ -33,6 +34,7 @@ def verify_resume(
     """
     from ftrain.cli.killing import Killer
 
+    directory = None if directory is None else local_path(directory)
     if directory is not None and directory.exists() and any(directory.iterdir()):
         raise typer.BadParameter(f"{directory} is not empty")
     overrides = [*(overrides or []), *_more_saves(config, overrides or [])]

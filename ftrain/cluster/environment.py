@@ -11,6 +11,7 @@ from typing import Any
 
 from ftrain.cluster.addresses import parse_address
 from ftrain.cluster.spec import ClusterSpec, check_usable, processes
+from ftrain.storage import raise_if_transient
 
 Environment = Mapping[str, str]
 _MOST_PROCESSES = 100_000  # a larger number is a mistake, and would only fill the memory
@@ -134,6 +135,7 @@ def _load(path: str) -> ClusterSpec:
     try:
         return ClusterSpec.load(path)
     except OSError as error:
+        raise_if_transient(error, path)
         raise ValueError(f"FTRAIN_CLUSTER: {path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"FTRAIN_CLUSTER: {error}") from None

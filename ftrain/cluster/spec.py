@@ -11,6 +11,7 @@ from typing import Any, Self
 import tomli_w
 
 from ftrain.cluster.addresses import Address, parse_address
+from ftrain.paths import expanded
 
 _INT32 = range(-(2**31), 2**31)  # what a ClusterDef holds as the index of a task
 _FIRST_JOBS = ("chief", "master", "worker")
@@ -118,12 +119,13 @@ class ClusterSpec:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """A spec from a .toml or a .json file."""
+        path = Path(expanded(path))
         readers = {".toml": cls.from_toml, ".json": cls.from_json}
-        reader = readers.get(Path(path).suffix)
+        reader = readers.get(path.suffix)
         if reader is None:
             raise ValueError(f"{path}: the file of a cluster ends in .toml or .json")
         try:
-            return reader(Path(path).read_text(encoding="utf-8"))
+            return reader(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 

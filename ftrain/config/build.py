@@ -21,7 +21,9 @@ from ftrain.data.source import Batch
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
 from ftrain.optimizers import LearningRate
+from ftrain.paths import local_path
 from ftrain.run import CHECKPOINTS
+from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
 from ftrain.training import Fuse, Hook, TrainState
 from ftrain.training.objective import Metrics
@@ -117,10 +119,12 @@ class Job:
 
     def _first_batch(self) -> Batch:
         try:
-            return check_numbers(self.pipeline.batch(0))
+            return check_numbers(retry(lambda: self.pipeline.batch(0)))
         except (DamagedRecordError, SpecError):  # they say it all
             raise
         except Exception as error:
+            if is_transient(error):
+                raise
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             place = f"\n{'; '.join(notes)}" if (notes := getattr(error, "__notes__", [])) else ""
             message = f"{self.plan.config.path}: the input of {self.plan.top['task']} fails: {what}{place}"
@@ -130,7 +134,7 @@ class Job:
 def build(plan: Plan, directory: str | Path | None = None) -> Job:
     """Call what the plan names. `directory` overrides where the run lives, for a run that was moved."""
     calls, top = plan.calls, plan.top
-    home = Path(directory or calls["run"].arguments["directory"])
+    home = local_path(directory or calls["run"].arguments["directory"])
     optimizer, rate = calls["optimizer"].make(), _learning_rate(calls["optimizer"])
     for wrapper in ("sync_replicas", "guard", "loss_scaling"):  # the outer one comes last
         optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer

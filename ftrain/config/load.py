@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftrain.paths import PathError, expanded
+from ftrain.storage import raise_if_transient, retry
+
 Table = dict[str, Any]
 RUN_CONFIG = "config.toml"  # the resolved config, inside of a run's directory
 
@@ -38,10 +41,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     The directory of a run stands for the config in it; the run is then the one in that directory, also if it was moved.
     """
-    file = config_file(Path(path))
+    path = _checked(path)
+    file = config_file(path)
     values = read_toml(file)
     tables = frozenset(values)
-    notice = None if file == Path(path) else _settle_in(Path(path), values)
+    notice = None if file == path else _settle_in(path, values)
     parsed = [_parse_override(override) for override in overrides]
     for key, value in parsed:
         _set(values, key, value)
@@ -74,13 +78,22 @@ def _settle_in(directory: Path, values: Table) -> str | None:
     return f"{directory}: the run is resumed here; its config says run.directory = {before!r}, from where it was moved"
 
 
+def _checked(path: str | Path) -> Path:
+    """The path of a config, as it was given."""
+    try:
+        return Path(expanded(path))
+    except PathError as error:
+        raise ConfigError(str(error)) from None
+
+
 def read_toml(path: Path) -> Table:
     """The contents of a TOML file, or a ConfigError that says why it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(retry(lambda: path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file{_neighbours(path)}") from None
     except OSError as error:
+        raise_if_transient(error, path)
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None

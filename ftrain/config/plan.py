@@ -14,6 +14,7 @@ from ftrain.data import Pipeline
 from ftrain.gradients import guard, loss_scaling
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
 from ftrain.optimizers import sync_replicas
+from ftrain.paths import local_path
 from ftrain.training import Fuse, Hook, make_step
 from ftrain.training.fusing import check_fuse
 from ftrain.training.parallel import Parallel
@@ -121,8 +122,7 @@ def plan(config: Config) -> Plan:
         calls[name] = call(name, section.function, table, config, given=section.given, beside=section.more())
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
-    if "\0" in calls["run"].arguments["directory"]:
-        raise config.error("run.directory", "must not have a NUL character in it")
+    _check("run.directory", local_path, calls["run"].arguments["directory"], config)
     _check("step.fuse", check_fuse, calls["step"].arguments["fuse"], config)
     for key, least in (("connect_timeout", 1.0), ("hang_timeout", 0.0)):
         seconds = calls["cluster"].arguments[key]
@@ -132,7 +132,7 @@ def plan(config: Config) -> Plan:
     return Plan(config, top, calls, _hooks(config))
 
 
-def _check(key: str, check: Callable[[Any], None], value: Any, config: Config) -> None:
+def _check(key: str, check: Callable[[Any], object], value: Any, config: Config) -> None:
     try:
         check(value)
     except ValueError as error:

@@ -8,10 +8,11 @@ from typing import IO, Any
 
 import tomli_w
 
-from ftrain.checkpoints import InUseError, hold
+from ftrain.checkpoints import hold
 from ftrain.config import launchers
 from ftrain.config.load import ConfigError, Table, read_toml
 from ftrain.run import CHECKPOINTS
+from ftrain.storage import exists, is_transient, list_names, retry
 
 CONFIG = "config.toml"
 LOCK = "run.lock"
@@ -19,21 +20,18 @@ _NEUTRAL = ("run.directory", "data.threads", "data.workers", "mesh.", "sharding.
 
 
 def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> IO[str]:
-    """Make `directory` the home of this config, or raise ConfigError if it is another one's or in use.
+    """Make `directory` the home of this config, or raise ConfigError if it is another one's, InUseError if in use.
 
     The answer is the lock that keeps other processes out, until it is closed or this process ends.
     """
     with _writing_to(directory):
-        (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        before = _read_lock(directory / LOCK)
-        try:
-            lock = hold(directory / LOCK, f"run.directory: {directory} is in use")
-        except InUseError as error:
-            raise ConfigError(str(error)) from None
+        retry(lambda: (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True))
+        before = retry(lambda: _read_lock(directory / LOCK))
+        lock = hold(directory / LOCK, f"run.directory: {directory} is in use")
         try:
             lock.write(launchers.sign(before, directory))
             lock.flush()
-            _settle(directory, resolved, accept_changes)
+            retry(lambda: _settle(directory, resolved, accept_changes))
         except BaseException:
             lock.truncate(0)
             lock.write(before)  # it stays whose it was
@@ -43,13 +41,13 @@ def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> 
 
 
 def _read_lock(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
+    return path.read_text(errors="replace") if exists(path) else ""
 
 
 def compare(directory: Path, resolved: Table) -> list[str]:
     """How a config differs from the one that lives in a directory; a run without a checkpoint can still change."""
     path = directory / CONFIG
-    if not path.exists():
+    if not exists(path):
         return []
     try:
         before = read_toml(path)
@@ -58,7 +56,7 @@ def compare(directory: Path, resolved: Table) -> list[str]:
             f"{error}\nnothing was changed; repair it, delete it to start from the config given here, "
             "or choose another run.directory"
         ) from None
-    started = any((directory / CHECKPOINTS).glob("[0-9]*"))
+    started = any(name[0].isdecimal() for name in list_names(directory / CHECKPOINTS))
     return describe_changes(before, resolved) if started else []
 
 
@@ -93,6 +91,8 @@ def _writing_to(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeError) as error:
+        if is_transient(error):
+            raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"run.directory: {directory} cannot be written: {reason}; choose another, run.directory=PATH"
@@ -101,7 +101,7 @@ def _writing_to(directory: Path) -> Iterator[None]:
 
 def _unused(directory: Path) -> Path:
     number = 1
-    while (path := directory / f"config.{number}.toml").exists():
+    while exists(path := directory / f"config.{number}.toml"):
         number += 1
     return path
 

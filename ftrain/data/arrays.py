@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from ftrain.data.source import Batch
+from ftrain.paths import absolute
 
 Files = str | Path | Mapping[str, str | Path]
 
@@ -38,13 +39,11 @@ class ArraySource:
 
         Nothing is read before it is asked for, but for an .npz file that is compressed: that one is read whole.
         """
-        absolute = (
-            {name: os.path.abspath(path) for name, path in files.items()}
-            if isinstance(files, Mapping)
-            else os.path.abspath(files)
+        found = (
+            {name: absolute(path) for name, path in files.items()} if isinstance(files, Mapping) else absolute(files)
         )
-        source = cls(_map_files(absolute))
-        source._files, source._marks = absolute, _marks(absolute)
+        source = cls(_map_files(found))
+        source._files, source._marks = found, _marks(found)
         return source
 
     def __len__(self) -> int:

@@ -1,6 +1,5 @@
 """Text: the lines of files, read by number."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from ftrain.data.source import Batch
 from ftrain.formats import match_files
 from ftrain.formats.examples.columns import as_objects
 from ftrain.formats.records.mapping import MappedFiles
+from ftrain.paths import absolute
 
 _CHUNK = 16 << 20  # bytes that are searched for line ends together
 
@@ -29,7 +29,7 @@ class TextSource:
         skip_empty: bool = False,
         name: str = "text",
     ):
-        self.paths = [Path(os.path.abspath(path)) for path in match_files(files)]
+        self.paths = [absolute(path) for path in match_files(files)]
         self.encoding, self.name = encoding, name
         self._marks = [(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in self.paths)]
         self._lines = [_find_lines(path, skip_empty) for path in self.paths]

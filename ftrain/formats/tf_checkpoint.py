@@ -25,6 +25,8 @@ from ftrain.formats.tf_bundle import (
     slice_box,
     slice_key,
 )
+from ftrain.paths import PathError, expanded
+from ftrain.storage import is_file, raise_if_transient
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VERSION = 1  # of the format, as it is known here
@@ -59,7 +61,10 @@ class TfCheckpoint:
     variables: Mapping[str, TfVariable]
 
     def __init__(self, prefix: str | Path):
-        self._prefix = os.fspath(prefix)
+        try:
+            self._prefix = expanded(prefix)
+        except PathError as error:
+            raise TfCheckpointError(f"{error}; no such file; the prefix of a checkpoint is a local path") from None
         self._index = f"{self._prefix}.index"
         try:
             table = read_table(_read_index(self._index))
@@ -79,6 +84,7 @@ class TfCheckpoint:
                 return self._read_slices(name, entry, verify)
             return _read_tensor(entry, self._locate(entry), verify)
         except (ValueError, OSError) as error:
+            raise_if_transient(error, self._index)
             raise TfCheckpointError(f"{self._index}: variable {name!r}: {error}") from None
 
     def objects(self) -> dict[str, str]:
@@ -142,17 +148,18 @@ class TfCheckpoint:
 
 def is_tf_checkpoint(prefix: str | Path) -> bool:
     """Whether there is a TensorFlow checkpoint with this prefix."""
-    return os.path.isfile(f"{os.fspath(prefix)}.index")
+    return is_file(Path(f"{os.fspath(prefix)}.index"))
 
 
 def latest_tf_checkpoint(directory: str | Path) -> Path | None:
     """The prefix that `directory/checkpoint` names as the newest; None if there is none or its index is gone."""
     path = Path(directory) / "checkpoint"
-    if not os.path.isfile(path):
+    if not is_file(path):
         return None
     try:
         latest = parse_state(path.read_bytes().decode()).latest
     except (ValueError, OSError) as error:
+        raise_if_transient(error, path)
         raise TfCheckpointError(f"{path}: {error}") from None
     prefix = Path(directory) / latest if latest else None
     return prefix if prefix and is_tf_checkpoint(prefix) else None
@@ -189,13 +196,14 @@ class _Span(NamedTuple):
 
 
 def _read_index(path: str) -> bytes:
-    if not os.path.isfile(path):
+    if not is_file(Path(path)):
         raise ValueError("no such file; the prefix of a checkpoint is the path of its index without .index")
     try:
         if os.path.getsize(path) > _MAX_INDEX:
             raise ValueError(f"it has {os.path.getsize(path)} bytes, an index up to {_MAX_INDEX}")
         return Path(path).read_bytes()
     except OSError as error:
+        raise_if_transient(error, path)
         raise ValueError(f"it cannot be read: {error}") from None
 
 

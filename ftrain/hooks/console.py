@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from ftrain.hooks.counting import Speed
+from ftrain.paths import local_path
 from ftrain.training import Hook, Report, Trigger, every
 from ftrain.training.hook import Value
 
@@ -88,7 +89,7 @@ class LogFile(Logging):
 
     def __init__(self, path: str | Path, *, when: Trigger = every(steps=100)):
         super().__init__(when=when, write=self._append)
-        self.path = Path(path)
+        self.path = local_path(path)
 
     def _append(self, line: str) -> None:
         with suppress(OSError), self._open() as file:  # a run does not fail for want of a log

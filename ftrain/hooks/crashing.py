@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+from ftrain.paths import local_path
 from ftrain.training import Hook
 from ftrain.training.crash import write_crash
 from ftrain.training.replay import Past
@@ -19,7 +20,7 @@ class CrashBundle(Hook):
     chief_only = True
 
     def __init__(self, directory: str | Path):
-        self.directory = Path(directory)
+        self.directory = local_path(directory)
 
     def failed(self, error: Exception, past: Past | None) -> None:
         if past is None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from ftrain.data import Pipeline
 from ftrain.formats.whole_files import write_whole
+from ftrain.paths import local_path
+from ftrain.storage import retry
 from ftrain.training import Hook, Report
 
 NOTE = "data.json"
@@ -22,7 +24,7 @@ class DataWatch(Hook):
     chief_only = True
 
     def __init__(self, directory: str | Path, data: Pipeline):
-        self._path, self._data = Path(directory) / NOTE, data
+        self._path, self._data = local_path(directory) / NOTE, data
 
     def begin(self, report: Report) -> None:
         now = self._data.summary()
@@ -44,7 +46,10 @@ class DataWatch(Hook):
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(retry(path.read_bytes))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        warnings.warn(f"{path} cannot be read, so the data cannot be compared with it: {error}", stacklevel=2)
         return {}
     return found if isinstance(found, dict) else {}

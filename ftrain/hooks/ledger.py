@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ftrain.checkpoints import digest_leaves
+from ftrain.paths import local_path
 from ftrain.training import Hook, Report, every
 from ftrain.training.objective import Batch
 
@@ -23,7 +24,7 @@ class Ledger(Hook):
     chief_only = True
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = local_path(path)
         self._file: IO[str] | None = None
         self._batch: dict[str, str] = {}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from ftrain.paths import local_path
 from ftrain.training import Hook, Report, Trigger
 
 PROFILES = Path("plugins", "profile")  # where TensorBoard's profile page looks, one directory for each trace
@@ -45,7 +46,7 @@ class Profiler(Hook):
             raise ValueError(f"every_steps must be >= steps, got {every_steps} and {steps}: the traces would overlap")
         if any(later - earlier < steps for earlier, later in itertools.pairwise(starts)):
             raise ValueError(f"the steps to profile overlap: {steps} from {list(starts)} on")
-        self.directory = Path(directory)
+        self.directory = local_path(directory)
         self.when: Trigger = _Windows(starts, every_steps, steps)
         self._windows = self.when
         self._traced: int | None = None  # the first step of the trace that is being taken

@@ -7,7 +7,8 @@ from typing import IO, Any, Literal
 
 import jax
 
-from ftrain.checkpoints import CheckpointManager, SaveError, hold
+from ftrain.checkpoints import CheckpointManager, InUseError, SaveError, hold
+from ftrain.checkpoints.lock import is_still_held
 from ftrain.training import Hook, Report, TrainState, Trigger, every
 
 HOOKS = "hooks"  # the extra value of a checkpoint that has the states of hooks
@@ -41,7 +42,8 @@ class CheckpointSaver(Hook):
     with them training waits for it.
 
     If a checkpoint cannot be written, because the disk is full, say, the run ends, unless `on_error` is "continue".
-    One saver at a time works in a directory.
+    One saver at a time works in a directory, and holds a lock there. In a process that only waits for another's
+    checkpoints, `Scaffold(wait_secs=...)`, it restores and saves nothing, and needs no lock.
     """
 
     saves_state = True
@@ -79,14 +81,17 @@ class CheckpointSaver(Hook):
             may_be_infinite=may_be_infinite,
         )
         self._lock: IO[str] | None = None
+        self._lock_path = Path()
         self._begun = False
         self._unfinished: list[int] = []
         self._looked_for_best = False
         self._hook_states: dict[str, Any] | None = None  # of the checkpoint that was restored
 
     def restore_state(self, like: TrainState) -> TrainState | None:
-        if self._lock is None and jax.process_index() == 0:
-            self._lock = hold(self.manager.directory / LOCK, f"{self.manager.directory} is saved to")
+        if self._lock is None and jax.process_index() == 0 and not self.follows_chief:
+            directory = self.manager.directory
+            self._lock_path = directory / LOCK
+            self._lock = hold(self._lock_path, f"{directory} is saved to")
         self.manager.__enter__()  # close() leaves it
         self.manager.wait()
         self._unfinished = self.manager.unfinished()
@@ -110,6 +115,9 @@ class CheckpointSaver(Hook):
 
     def begin(self, report: Report) -> None:
         self.manager.tell = report.notice
+        if self.follows_chief:
+            report.notice(f"{self.manager.directory} is written by another process; this one saves nothing")
+            return
         for step in self._unfinished:
             report.notice(f"the save of step {step} was never finished; the run goes on from step {report.step}")
         if suspects := [step for step in self.manager.suspects() if step > report.step]:
@@ -142,6 +150,10 @@ class CheckpointSaver(Hook):
                 self._lock = None
 
     def _save(self, report: Report) -> None:
+        if self.follows_chief:
+            return
+        if self._lock is not None and not is_still_held(self._lock, self._lock_path):
+            raise InUseError(f"{self._lock_path} was deleted, and another process saves there now; this run ends")
         with self._surviving(report):
             self.manager.wait()
         if report.step in self.manager.steps():
@@ -162,6 +174,8 @@ class CheckpointSaver(Hook):
 
     def _complete(self, report: Report) -> None:
         """Add what came after the last step was saved, such as an evaluation at the end."""
+        if self.follows_chief:
+            return
         self._look_for_best(report)
         with self._surviving(report):
             if report.published and report.step in self.manager.steps():

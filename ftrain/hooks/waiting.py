@@ -9,7 +9,9 @@ from ftrain.training import Hook, Report
 
 
 class WaitForStep(Hook):
-    """Before the first step, wait until another process has come to `step`: its newest checkpoint in `directory` tells.
+    """Before the first step, wait until another process has come to `step`, by its newest checkpoint in `directory`.
+
+    That is a directory of checkpoints or of a run, which may be created later.
 
     `read` can tell it instead, in any other way. TimeoutError after `timeout` seconds; without, there is no limit.
     """
@@ -27,7 +29,8 @@ class WaitForStep(Hook):
         if (directory is None) == (read is None):
             raise ValueError("WaitForStep needs either a directory of checkpoints or read, a function")
         self.step, self.timeout, self.poll_secs, self._sleep = step, timeout, poll_secs, sleep
-        self.read = read or (lambda: CheckpointManager(directory or "").latest() or 0)
+        manager = None if directory is None else CheckpointManager(directory)
+        self.read = read or (lambda: 0 if manager is None else manager.latest() or 0)
 
     def begin(self, report: Report) -> None:
         deadline = None if self.timeout is None else time.monotonic() + self.timeout

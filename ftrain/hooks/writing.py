@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from ftrain.paths import local_path
 from ftrain.summaries import BackgroundWriter, MetricsFile, SummaryWriter
 from ftrain.training import Hook, Report, Trigger, every
 from ftrain.training.hook import Value
@@ -19,7 +20,7 @@ class SummarySaver(Hook):
     chief_only = True
 
     def __init__(self, directory: str | Path, *, when: Trigger = every(steps=100)):
-        self.directory, self.when = Path(directory), when
+        self.directory, self.when = local_path(directory), when
         self._writer: BackgroundWriter | None = None
         self._written = 0  # the newest step whose metrics were written
 

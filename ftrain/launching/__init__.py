@@ -3,6 +3,7 @@
 from ftrain.launching.contract import (
     HUNG,
     PEER_FAILED,
+    TRANSIENT,
     USER_ERROR,
     Done,
     Failed,
@@ -19,6 +20,7 @@ from ftrain.launching.supervisor import Job, supervise
 __all__ = [
     "HUNG",
     "PEER_FAILED",
+    "TRANSIENT",
     "USER_ERROR",
     "Done",
     "Failed",

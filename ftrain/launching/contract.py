@@ -20,6 +20,7 @@ VISIBLE_GPUS = "JAX_CUDA_VISIBLE_DEVICES"  # jax's own
 
 # Exit codes of a process. 0: done, or stopped as asked; any other than these, or a signal: it failed.
 USER_ERROR = 2  # a mistake that a restart would repeat
+TRANSIENT = 74  # an error of the operating system that may pass, retried in vain: a restart may help
 PEER_FAILED = 75  # it ended because another process did
 HUNG = 76  # its own watchdog ended it
 

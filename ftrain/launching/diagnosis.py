@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ftrain.launching.account import Account
-from ftrain.launching.contract import USER_ERROR
+from ftrain.launching.contract import TRANSIENT, USER_ERROR
 
 _SENT_BY_SOMEONE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _SLOW_END = 1.0  # seconds
 _LONGEST_REASON = 300  # characters
-Nature = Literal["mistake", "error", "signal", "hang", "peer"]
+Nature = Literal["mistake", "error", "transient", "signal", "hang", "peer"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Failure:
     """Why a group ended: the process at fault, what is known of it, and what kind of fault it is."""
 
     process: int
-    nature: Nature  # a mistake comes again at every restart
+    nature: Nature  # a mistake comes again at every restart; a transient error may not
     story: str
 
 
@@ -92,7 +92,8 @@ def _explain(account: Account) -> Failure:
     if account.signal is not None and not said:  # what it said is the reason, and the signal only how it went
         verb = "killed" if account.signal in _SENT_BY_SOMEONE else "ended"
         return Failure(account.index, "signal", f"{who} was {verb} by {account.signal} {where}")
-    return Failure(account.index, "error", f"{who} failed {where}{said or f' with exit code {account.code}'}")
+    nature: Nature = "transient" if account.code == TRANSIENT else "error"
+    return Failure(account.index, nature, f"{who} failed {where}{said or f' with exit code {account.code}'}")
 
 
 def _step(account: Account) -> int:

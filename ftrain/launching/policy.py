@@ -20,7 +20,8 @@ class GiveUp(NamedTuple):
 class RestartPolicy:
     """Decides after each failure. It restarts as long as that leads to new steps, and a few times when it does not.
 
-    Of one that is killed, any steps will do, also those that were taken before: it has not failed by itself.
+    After an error that led to no new step it gives up, unless the process said that the error may pass (exit code 74).
+    After a kill any steps count, also those that were taken before: the process did not fail by itself.
     """
 
     def __init__(self, max_restarts: int):

@@ -23,7 +23,8 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.SessionCreator": to("ftrain.training.Scaffold"),
     "tf.train.ChiefSessionCreator": to("ftrain.training.Scaffold", note="the default: restore, or else initialise"),
     "tf.train.WorkerSessionCreator": to(
-        "ftrain.training.Scaffold", note="Scaffold(wait_secs=7200) waits for the chief's checkpoint, with a limit"
+        "ftrain.training.Scaffold",
+        note="Scaffold(wait_secs=7200) waits for the chief's checkpoint, with a limit, and saves nothing itself",
     ),
     "tf.train.Scaffold": to(
         "ftrain.training.Scaffold",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ftrain.paths import local_path
 from ftrain.summaries.values import plain_step, plain_value
 
 
@@ -19,7 +20,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: str | Path, *, start_step: int = 0):
-        self.path = Path(path)
+        self.path = local_path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             _rewind(self.path, start_step)
@@ -37,7 +38,7 @@ class MetricsFile:
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a metrics file, oldest first; a last line that is still being written is left out."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = local_path(path).read_text(encoding="utf-8").splitlines()
     return [line for line in map(_parse, lines) if line is not None]
 
 

@@ -15,6 +15,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 
 from ftrain.formats import frame_record, read_records
+from ftrain.paths import local_path
 from ftrain.summaries.values import plain_step, plain_value
 
 
@@ -26,10 +27,11 @@ class SummaryWriter:
     """
 
     def __init__(self, directory: str | Path, *, start_step: int = 0):
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        directory = local_path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
         # The process id and a nanosecond keep two writers of one second apart; TensorBoard reads files in name order.
         unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{time.perf_counter_ns()}"
-        self.path = Path(directory) / f"events.out.tfevents.{unique}"
+        self.path = directory / f"events.out.tfevents.{unique}"
         self._file = open(self.path, "xb")  # noqa: SIM115 - closed by close()
         self._add(Event(file_version="brain.Event:2"))
         # TensorBoard hides what older files say of this step and later ones; `start_step` itself is not repeated.
@@ -61,7 +63,7 @@ class SummaryWriter:
 
 def read_events(path: str | Path) -> Iterator[Event]:
     """Every event of a file; a damaged record is an error that says where."""
-    for record in read_records(path):
+    for record in read_records(local_path(path)):
         yield Event.FromString(record)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ftrain.data import MapSource, RecordSource, Source
 from ftrain.formats import Fixed, Raw, RecordWriter, encode_example
+from ftrain.paths import absolute
 
 SPEC = {"image": Raw((8, 8, 1), "uint8"), "label": Fixed(dtype="int32")}
 SHARD = 500  # records in a file
@@ -15,7 +16,7 @@ SHARD = 500  # records in a file
 
 def digit_records(directory: str | Path, images: np.ndarray, labels: np.ndarray) -> Source:
     """Images of numbers from 0 to 1, and their labels, read from files in `directory`, which are written if need be."""
-    home = Path(directory)
+    home = absolute(directory)
     if not home.exists():
         _write(home, images, labels)
     return MapSource(RecordSource(str(home / "train-*.tfrecord"), SPEC), scale)

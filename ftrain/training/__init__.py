@@ -6,6 +6,7 @@ from ftrain.training.fusing import Fuse
 from ftrain.training.hook import Hook, Report
 from ftrain.training.loop import Loop
 from ftrain.training.metrics import Metrics, UnknownMetricError
+from ftrain.training.record import RunMismatchError
 from ftrain.training.replay import ReplayError, locate
 from ftrain.training.scaffold import NotReadyError, Scaffold
 from ftrain.training.signals import stop_on_signals
@@ -21,6 +22,7 @@ __all__ = [
     "NotReadyError",
     "ReplayError",
     "Report",
+    "RunMismatchError",
     "Scaffold",
     "TrainState",
     "Trigger",

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 
 from ftrain.checkpoints import CheckpointManager
+from ftrain.paths import local_path
+from ftrain.storage import is_directory, list_names
 from ftrain.training.objective import Batch
 from ftrain.training.replay import Past, ReplayError
 from ftrain.training.state import TrainState
@@ -87,10 +89,10 @@ def read_crash(run: str | Path, step: int | None = None) -> Crash:
     state = crash.state(like=TrainState.create(...))  # its step may be some before crash.step
     ftrain.training.locate(step, state, crash.batch(like=data.batch(0)))
     """
-    run = Path(run)
-    if not run.is_dir():
+    run = local_path(run)
+    if not is_directory(run):
         raise LookupError(f"{run}: there is no such directory")
-    there = sorted(int(path.name) for path in (run / CRASHES).glob("*") if path.name.isdecimal())
+    there = sorted(int(name) for name in list_names(run / CRASHES) if name.isdecimal())
     if not there:
         raise LookupError(f"{run}: there is no crash to replay; {run / CRASHES} has no bundle")
     if step is not None and step not in there:

@@ -170,8 +170,9 @@ class Hook:
     when: Trigger = never()
     needs_state: bool = True
     chief_only: bool = False  # whether, of several processes, only the first has it, because it writes for all
-    saves_state: bool = False  # whether it saves the run, see below
+    saves_state: bool = False  # whether the run can be restored from what it writes; see above
     label: str = ""  # tells hooks of one class apart in a checkpoint; without, their order does
+    follows_chief: bool = False  # set by a Scaffold that waits: another process writes, this one only restores
 
     def restore_state(self, like: TrainState) -> TrainState | None:
         """First of all, and again when a run recovers: a state that was saved, or None.

@@ -34,6 +34,7 @@ from ftrain.training.recovery import Recoveries
 from ftrain.training.replay import Past
 from ftrain.training.reporting import with_progress
 from ftrain.training.scaffold import Scaffold
+from ftrain.training.signals import InterruptShield
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
 from ftrain.training.stopping import Stopping
@@ -48,7 +49,9 @@ class Loop:
             while not loop.should_stop():
                 loop.advance()
 
-    Entering starts the hooks, leaving ends them. After an exception `end` is not called; `close` always is.
+    Entering starts the hooks, leaving ends them. After an exception `end` is not called; `close` always is. After
+    KeyboardInterrupt (Ctrl-C, or a notebook's stop button) only the hooks that save are ended, so that the state after
+    the newest step is saved before the exception goes on; `state` can be read afterwards.
     StopIteration and EndOfData, whoever raises them, end the run as the end of the data does.
 
     Args:
@@ -134,6 +137,7 @@ class Loop:
         self._agenda = Agenda(self.hooks)
         self._suspect: int | None = None  # the step that is being dispatched
         self._ending = False
+        self._shield = InterruptShield()
 
     @property
     def state(self) -> TrainState:
@@ -161,6 +165,11 @@ class Loop:
     def ending(self) -> bool:
         """True once the last step is done and the hooks' `end` is called."""
         return self._ending
+
+    @property
+    def saves(self) -> bool:
+        """Whether a hook saves the state, so that it can be restored."""
+        return any(hook.saves_state and not hook.follows_chief for hook in self.hooks)
 
     def report(self) -> Report:
         """What hooks are told after the newest step; reading its metrics waits for the device."""
@@ -222,6 +231,7 @@ class Loop:
         if self._stopping.thread is not None:
             raise RuntimeError(f"a {type(self).__name__} can be entered once; make another to go on")
         self._stopping.thread = threading.get_ident()
+        self._shield.install()
         try:
             with self.timing.measure("starting"):
                 self._guarded(self._begin, again=False)
@@ -236,6 +246,12 @@ class Loop:
         if isinstance(error, FINISHED):
             self.request_stop(DATA_ENDED)
             error = None
+        if isinstance(error, KeyboardInterrupt):
+            try:
+                self._end_interrupted(error)
+            except KeyboardInterrupt as second:
+                self._close(second)
+                raise
         if error is None:
             try:
                 self.coordinator.raise_requested_exception()
@@ -339,10 +355,11 @@ class Loop:
                     check_program(self._together.company, self._count + 1, lowered.as_text())
                 self._program.finish(piece, lowered)
         started = clock()
-        self._state, self._metrics = self._program(self.state, piece, self._count + 1)
-        self._suspect = None
+        with self._shield:
+            self._state, self._metrics = self._program(self.state, piece, self._count + 1)
+            self._suspect = None
+            self._count += piece.count
         self.timing.dispatch += clock() - started
-        self._count += piece.count
         self._metrics.time = now = self._clock()
         if self._together is not None:
             now = self._together.agree_on_time(self._count, now, self._agenda.next_time)
@@ -398,6 +415,32 @@ class Loop:
         self._ending = True
         self._audience.tell_end(self._metrics, self._state)
 
+    def _end_interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        """After Ctrl-C: have the hooks that save do so, once the steps in flight are finished."""
+        if self._together is not None or self._state is None:  # several processes can save only together
+            return
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+            interrupt.add_note(
+                f"the state after step {self._count} is lost: the interrupt came while a step was writing over it; "
+                "the newest checkpoint, if there is one, is as it was"
+            )
+            return
+        if not self.saves:
+            interrupt.add_note(f"the state after step {self._count} is not saved, as no hook saves; `state` has it")
+            return
+        self.interrupt("KeyboardInterrupt")
+        try:
+            if (step := int(self._state.step)) != self._metrics.last:  # it was going back to an earlier step
+                self._count, self._metrics = step, Metrics(step, step)
+                self._flight.clear()
+            self._flight.settle()
+            report = self._audience.report(self._metrics, self._state, self.hooks)
+            call_all([functools.partial(hook.end, report) for hook in self.hooks if hook.saves_state])
+        except Exception as failure:  # noqa: BLE001 - the interrupt goes on
+            interrupt.add_note(f"the state after step {self._count} could not be saved: {failure!r}")
+        else:
+            interrupt.add_note(f"the state after step {self._count} is saved")
+
     def _batch_at_hand(self, step: int) -> Batch | None:
         """The batch that a step was given, if it is still here."""
         if step == self._suspect:
@@ -417,7 +460,7 @@ class Loop:
         closing: list[Callable[[], None]] = [self._intake.close]
         if isinstance(error, Exception) and not isinstance(error, PeerLostError) and self._state is not None:
             closing.append(functools.partial(self._tell_failure, error))
-        closing += [*(hook.close for hook in reversed(self.hooks)), self._fuser.close]
+        closing += [*(hook.close for hook in reversed(self.hooks)), self._fuser.close, self._shield.remove]
         try:
             call_all([*closing, self.coordinator.request_stop, self.coordinator.join])
         except Exception as failure:

@@ -68,6 +68,13 @@ class Program:
             _check_state(state, jax.eval_shape(step, state, piece.batch)[0])
         return self._jitted(state, stacked=piece.count > 1).lower(state, piece.batch)
 
+    def trace(self, state: TrainState, batch: Batch) -> Any:
+        """The jaxpr of one step, whose first results are the leaves of the new state; None for a step of replicas.
+
+        Only shapes are looked at. jax keeps what it traced, so that compiling the step does not trace it again.
+        """
+        return jax.jit(self._packed).trace(state, batch).jaxpr if self._parallel == "jit" else None
+
     def finish(self, piece: Piece, lowered: Any) -> None:
         """The second half, which any thread can do."""
         self._compiled[piece.count, piece.kind] = lowered.compile()

@@ -22,7 +22,8 @@ class Scaffold:
     says why the state is not ready, or with None.
 
     With `wait_secs` nothing is initialised here: a process that is not the chief waits so long for the chief's first
-    checkpoint.
+    checkpoint, which the hooks restore. Nothing is saved here either: the checkpoints are the chief's, who may be
+    running, and whose lock is not needed to read them.
     """
 
     init_fn: Callable[[TrainState], TrainState] | None = None
@@ -36,6 +37,8 @@ class Scaffold:
     ) -> TrainState:
         """The state to start from; `initial` makes the one before the first step, which is not needed to restore one
         if `like` tells its shapes."""
+        for hook in hooks:
+            hook.follows_chief = self.wait_secs is not None
         state = self._start(initial, hooks, like)
         if self.local_init_fn is not None:
             state = self.local_init_fn(state)

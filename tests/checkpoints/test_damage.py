@@ -10,10 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from orbax.checkpoint import v1 as ocp
 
 from ftrain.checkpoints import CheckpointManager, DamagedError, open_reader, verify
+from ftrain.checkpoints.digests import crc32c_of
+from ftrain.checkpoints.layout import leaf_specs
 from ftrain.checkpoints.manifest import as_text
 from ftrain.checkpoints.reading import LARGE
 
@@ -237,6 +241,48 @@ def test_a_leaf_larger_than_the_machine_is_refused(directory):
     rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update(huge))
     with pytest.raises(DamagedError, match=r"leaf w is float32\[300, 40\], expected float32\[140737488355328\]"):
         open_reader(directory / "2").read("w")
+
+
+def declare(path: Path, key: str, shape: list[int]) -> None:
+    """Have the zarr metadata of leaf w declare another shape, of the leaf or of its chunks."""
+    store = ts.KvStore.open(leaf_specs(path)["w"]["kvstore"]).result()
+    metadata = json.loads(store[b"zarr.json"])
+    if key == "shape":
+        metadata["shape"] = shape
+    else:
+        metadata["chunk_grid"]["configuration"]["chunk_shape"] = shape
+        for codec in metadata["codecs"]:
+            if "chunk_shape" in codec["configuration"]:
+                codec["configuration"]["chunk_shape"] = shape
+    store[b"zarr.json"] = json.dumps(metadata).encode()
+
+
+@pytest.mark.parametrize("key", ["shape", "chunk_shape"])
+@pytest.mark.parametrize("has_manifest", [True, False], ids=["ftrain's", "plain Orbax's"])
+def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(tmp_path, key, has_manifest):
+    """Without a guard, tensorstore ends the process: std::bad_alloc."""
+    path, shape = tmp_path / "1", [2**40, 40]
+    if has_manifest:
+        CheckpointManager(tmp_path).save(1, {"w": jnp.ones((300, 40))})
+    else:
+        ocp.save(str(path), {"w": jnp.ones((300, 40))})
+    declare(path, key, shape)
+    if has_manifest:
+        leaf = {"shape": shape, "pieces": {f"0:{shape[0]},0:{shape[1]}": "0"}} if key == "shape" else {}
+
+        def forge(manifest):
+            manifest["leaves"]["w"].update(leaf)
+            names = [file for file in files_of(path) if file.name != "manifest.json"]
+            sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in names}
+            manifest["files"] = {name: {"size": size, "crc32c": crc32c_of(path / name)} for name, size in sizes.items()}
+
+        rewrite_manifest(path, forge)
+    like = {"w": jax.ShapeDtypeStruct(tuple(shape) if key == "shape" else (300, 40), jnp.float32)}
+    told = r"leaf w cannot be read: .* would have 175921860444160 bytes, and this machine has \d+ of memory"
+    with pytest.raises(DamagedError, match=told):
+        CheckpointManager(tmp_path).restore(like=like, step=1)
+    with pytest.raises(DamagedError, match=told):
+        open_reader(path).read("w")
 
 
 @pytest.mark.parametrize("contents", ["", "[]", "{", '{"manifest": {}, "crc32c": ""}', "[" * 100_000, "\x00\xff"])

@@ -79,6 +79,7 @@ def test_leftovers_of_a_killed_process_are_swept_and_nothing_else(tmp_path):
     with CheckpointManager(tmp_path) as manager:
         manager.save(6, tree())
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".catalog.lock",
         ".writer.lock",
         "5.backup",
         "6",

@@ -117,6 +117,8 @@ def test_tensorflows_files_are_shown_and_compared(directory):
     [
         (("show", "nowhere"), "nowhere does not exist; expected a checkpoint"),
         (("list", "nowhere"), "nowhere does not exist"),
+        (("show", "gs://bucket/run"), "gs://bucket/run is a URL; expected a local path"),
+        (("list", "gs://bucket/run"), "gs://bucket/run is a URL; expected a local path"),
         (("rm", "HOME", "7"), "there is no checkpoint of step 7; there are [100, 200, 300]"),
         (("rm", "HOME", "../300"), "a step is a whole number, got '../300'"),
         (("show", "HOME", "--include", "("), "'(' is not a regular expression"),

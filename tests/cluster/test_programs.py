@@ -69,3 +69,23 @@ def test_a_program_that_does_not_join_the_others_is_told_so(tmp_path):
     assert done.returncode == 1
     assert "this process was started as one of 2 (FTRAIN_CLUSTER), but trains on its own" in done.stderr
     assert "restart 1" not in done.stdout
+
+
+def test_all_processes_refuse_a_run_that_was_trained_otherwise(tmp_path):
+    def launch(*arguments):
+        program = PROGRAM.with_name("resuming.py")
+        return run("launch", "-n", "2", "--max-restarts", "0", program, tmp_path / "run", *arguments)
+
+    for steps in ("4", "6"):
+        done = launch(steps, "0.01")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(f"ended at {steps}") == 2
+    refused = launch("8", "0.02")
+    assert refused.returncode != 0
+    assert refused.stderr.count("RunMismatchError: ") >= 1
+    assert "the optimizer differs" in refused.stderr
+    assert "hung" not in refused.stdout
+    again = launch("4", "0.02", "overwrite")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.count("ended at 4") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.1"]

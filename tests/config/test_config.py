@@ -8,6 +8,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftrain.checkpoints import InUseError
 from ftrain.config import ConfigError, build, claim, load, plan
 from ftrain.gradients.guard import GuardState
 from ftrain.gradients.loss_scaling import LossScaleState
@@ -285,7 +286,7 @@ def test_changes_that_are_accepted_keep_the_old_config(tmp_path):
 
 
 def test_one_process_at_a_time_works_in_a_directory(tmp_path):
-    with claim(tmp_path, {"steps": 3}), pytest.raises(ConfigError, match=f"in use by process {os.getpid()}; wait"):
+    with claim(tmp_path, {"steps": 3}), pytest.raises(InUseError, match=f"in use by process {os.getpid()}; wait"):
         claim(tmp_path, {"steps": 3})
     claim(tmp_path, {"steps": 3}).close()
 

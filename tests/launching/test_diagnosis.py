@@ -138,6 +138,7 @@ def test_a_long_reason_is_cut():
         (1, Failed("NotFiniteError", "loss is nan", retry=False), "mistake", "NotFiniteError: loss is nan"),
         (-6, Failed("NotFiniteError", "loss is nan", retry=False), "mistake", "NotFiniteError: loss is nan"),
         (3, None, "error", "process 0 failed at step 10 with exit code 3"),
+        (74, None, "transient", "process 0 failed at step 10 with exit code 74"),
         (255, None, "error", "with exit code 255"),
         (1, Failed("ValueError", ""), "error", "process 0 failed at step 10: ValueError"),
         (-11, None, "signal", "process 0 was ended by SIGSEGV at step 10"),

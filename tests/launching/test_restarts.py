@@ -63,6 +63,13 @@ def test_an_exception_is_repeated_only_after_progress():
     assert policy.decide(RAISED, 41) == GiveUp("it did not get beyond step 41, so a restart would only repeat it")
 
 
+def test_an_error_that_may_pass_is_tried_again_also_before_the_first_step():
+    policy = RestartPolicy(10)
+    delays = [policy.decide(failure("transient"), None) for _ in range(4)]
+    assert delays == [Restart(0.0), Restart(1.0), Restart(2.0), Restart(4.0)]
+    assert policy.decide(failure("transient"), None) == GiveUp("5 attempts in a row led no further")
+
+
 def test_an_exception_before_the_first_step_ends_it():
     assert isinstance(RestartPolicy(10).decide(RAISED, None), GiveUp)
     assert isinstance(RestartPolicy(10).decide(RAISED, 0), GiveUp)

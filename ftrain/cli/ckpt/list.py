@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ftrain.cli.ckpt.arguments import Run
 from ftrain.cli.tables import print_table, show_bytes
+from ftrain.storage import is_directory, list_names
 
 _ASIDE = re.compile(r"(\d+)\.(saving|suspect|damaged|incomplete)(.*)")
 _MEANING = {
@@ -25,13 +26,13 @@ def list_checkpoints(run: Run) -> None:
     from ftrain.checkpoints.retention import best_of
 
     directory = directory_of(run)
-    if not directory.is_dir():
+    if not is_directory(directory):
         raise CheckpointError(f"{run} {describe(run)}; expected a run, or a directory of checkpoints")
     catalog = read_catalog(directory)
     records, policy = catalog.records, catalog.retention
     best = best_of(records, policy, policy.best)
     metric = policy.metric if policy.best else "loss"
-    aside = sorted(path for path in directory.glob("*") if path.is_dir() and _ASIDE.fullmatch(path.name))
+    aside = [directory / name for name in list_names(directory) if _ASIDE.fullmatch(name)]
     if not records and not aside:
         raise CheckpointError(f"{run} holds no checkpoint")
     table = Table(box=None)
@@ -48,7 +49,7 @@ def list_checkpoints(run: Run) -> None:
         value = f"{record.metrics[metric]:.4g}" if metric in record.metrics else ""
         why = ", ".join(reason for reason, is_one in reasons.items() if is_one)
         table.add_row(f"{record.step}", _when(record.time), _size(directory / str(record.step)), value, why)
-    for path in aside:
+    for path in filter(is_directory, aside):
         kind = _ASIDE.fullmatch(path.name)
         why = _MEANING[kind[2]] if kind else ""
         table.add_row(path.name, _when(path.stat().st_mtime), _size(path), "", why)

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from ftrain.cli.ckpt.arguments import Checkpoint
+from ftrain.storage import list_names
 
 
 def verify(checkpoint: Checkpoint) -> None:
@@ -46,4 +47,5 @@ def _meant(path: Path) -> list[Path]:
 
     directory = directory_of(path)
     whole = [directory / str(step) for step in numbered(directory)]
-    return [*whole, *sorted(directory.glob("*.suspect"))] if whole else [locate(path)]
+    suspects = [directory / name for name in list_names(directory) if name.endswith(".suspect")]
+    return [*whole, *suspects] if whole else [locate(path)]

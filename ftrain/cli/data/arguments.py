@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftrain.cli.data.errors import DataCommandError
+from ftrain.storage import is_transient
 
 Files = Annotated[
     list[str],
@@ -21,6 +22,8 @@ def match(files: Sequence[str]) -> list[Path]:
     try:
         found = match_files(files)
     except (OSError, ValueError) as error:
+        if is_transient(error):
+            raise
         raise DataCommandError(f"{error}") from None
     for path in found:
         if path.exists() and not path.is_file():

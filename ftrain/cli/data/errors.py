@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ftrain.storage import is_transient
+
 
 class DataCommandError(ValueError):
     """What was asked for cannot be done, and why."""
@@ -27,6 +29,6 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None or is_transient(error):
             raise
         raise DataCommandError(f"{path}: {error.strerror or error}") from None

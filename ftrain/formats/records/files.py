@@ -4,7 +4,6 @@ files = RecordFiles("data/train-*.tfrecord")
 first, last = files.read([0, len(files) - 1])
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -22,6 +21,7 @@ from ftrain.formats.records.mapping import MappedFiles
 from ftrain.formats.records.patterns import match_files
 from ftrain.formats.records.reading import OnDamage, check_on_damage
 from ftrain.formats.records.unpacking import unpack
+from ftrain.paths import absolute
 
 _WIDEST = 4096  # frames up to here are copied together
 
@@ -50,7 +50,7 @@ class RecordFiles:
         self._verify = verify
         indices = [_index(path, on_damage, sidecar, cache, compression) for path in self.paths]
         self.damages = [damage for index in indices for damage in index.damages]
-        self._plain = [Path(os.path.abspath(index.path)) for index in indices]  # whatever the working directory becomes
+        self._plain = [absolute(index.path) for index in indices]  # whatever the working directory becomes
         self._packed = [index.path != path for index, path in zip(indices, self.paths, strict=True)]
         self._marks = [(index.size, index.mtime_ns) for index in indices]
         self._damaged_at = [[damage.offset for damage in index.damages] for index in indices]

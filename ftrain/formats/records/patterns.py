@@ -1,5 +1,6 @@
 """Which files a list of paths and patterns stands for."""
 
+import fnmatch
 import glob
 import os
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from pathlib import Path
 
 from ftrain.formats.records.sidecar import SUFFIX, is_sidecar
 from ftrain.formats.records.writing import WRITING
+from ftrain.paths import absolute, expanded
+from ftrain.storage import is_directory, list_names, retry
 
 
 def match_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -21,8 +24,8 @@ def match_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
         raise ValueError("files: got none; give at least one path or pattern")
     found: dict[str, Path] = {}
     for entry in entries:
-        for path in _match(os.fspath(entry)):
-            found.setdefault(os.path.abspath(path), path)
+        for path in _match(expanded(entry)):
+            found.setdefault(os.fspath(absolute(path)), path)
     return list(found.values())
 
 
@@ -33,11 +36,38 @@ def _match(entry: str) -> list[Path]:
         return [Path(entry)]
     if not glob.has_magic(entry):
         raise FileNotFoundError(f"{entry}: there is no such file; {_nearby(entry)}")
-    matches = sorted(glob.glob(entry, recursive=True))
+    matches = sorted(retry(lambda: _expand(entry)))
     if paths := [Path(match) for match in matches if _is_data(match)]:
         return paths
     left_out = f" but {len(matches)} that are directories, indices or unfinished" if matches else ""
     raise FileNotFoundError(f"{entry}: matches no file{left_out}; {_nearby(entry)}")
+
+
+def _expand(pattern: str) -> list[str]:
+    """As `glob.glob(pattern, recursive=True)`, but a directory that cannot be listed is an error, not an empty one."""
+    head, tail = os.path.split(pattern)
+    parents = [head]
+    if glob.has_magic(head):
+        parents = [path for path in _expand(head) if is_directory(Path(path or "."))]
+    if tail == "**":
+        return [path for parent in parents for path in _below(parent)]
+    if not glob.has_magic(tail):
+        return [path for parent in parents if os.path.lexists(path := os.path.join(parent, tail))]
+    return [os.path.join(parent, name) for parent in parents for name in fnmatch.filter(_visible(parent, tail), tail)]
+
+
+def _below(directory: str) -> list[str]:
+    """A directory, and all that is in it at any depth but for hidden names."""
+    found = [os.path.join(directory, "")]
+    for name in _visible(directory):
+        path = os.path.join(directory, name)
+        found += _below(path) if is_directory(Path(path)) else [path]
+    return found
+
+
+def _visible(directory: str, pattern: str = "") -> list[str]:
+    """The names in a directory that a wildcard stands for: hidden ones only if the pattern begins with a dot."""
+    return [name for name in list_names(Path(directory or ".")) if not name.startswith(".") or pattern.startswith(".")]
 
 
 def _is_data(path: str) -> bool:

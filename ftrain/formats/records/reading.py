@@ -25,6 +25,7 @@ from ftrain.formats.records.framing import (
     parse_header,
 )
 from ftrain.formats.records.resync import Window, find_record
+from ftrain.paths import expanded
 
 __all__ = [
     "DamagedRecordError",
@@ -56,7 +57,7 @@ def read_records(
     """
     check_compression(compression)
     check_on_damage(on_damage)
-    return _read(path, compression, verify, on_damage, damages)
+    return _read(expanded(path), compression, verify, on_damage, damages)
 
 
 def check_on_damage(on_damage: object) -> None:

@@ -16,6 +16,7 @@ from ftrain.formats.records.compression import SUFFIXES, WINDOW_BITS, DeflatedFi
 from ftrain.formats.records.framing import frame_record
 from ftrain.formats.records.sidecar import remove_sidecar
 from ftrain.formats.whole_files import sync
+from ftrain.paths import expanded
 
 WRITING = ".writing"  # ends the names of files that are not complete
 
@@ -40,7 +41,7 @@ class RecordWriter:
         overwrite: bool = False,
     ):
         _check(compression, shard_records, shard_bytes)
-        self.path = Path(path)
+        self.path = Path(expanded(path))
         self.paths: list[Path] = []
         self._compression = SUFFIXES.get(self.path.suffix.lower()) if compression == "auto" else compression
         self._records_limit, self._bytes_limit = shard_records, shard_bytes

@@ -1,0 +1,238 @@
+"""The record of a run: what its directory was trained with, so that a call with other code does not resume it."""
+
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ftrain.data import Pipeline
+from ftrain.formats.whole_files import write_whole
+from ftrain.storage import exists, list_names, retry
+from ftrain.training.fingerprint import fingerprint, fingerprint_jaxpr
+from ftrain.training.objective import LossFunction
+from ftrain.training.program import Program
+from ftrain.training.state import TrainState
+from ftrain.tree import Tree
+
+NAME = "run.json"
+CONFIG = "config.toml"  # a directory with one belongs to a config, which the command line compares itself
+_LIBRARIES = ("ftrain", "jax", "optax", "flax", "equinox", "dm-haiku")
+_OF_A_RUN = re.compile(  # the names of what a run writes to its directory
+    r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|data\.json|run(\.\d+)?\.json|"
+    r"run\.lock(\.takeover)?|config(\.\d+)?\.toml|faults_\d+\.txt"
+)
+
+Facts = dict[str, Any]
+
+
+class RunMismatchError(ValueError):
+    """A directory holds a run that was trained with something else; `differences` has one phrase for each."""
+
+    def __init__(self, directory: Path, differences: list[str]):
+        self.directory, self.differences = directory, differences
+        super().__init__(
+            f"{directory} holds a run that was trained otherwise: {'; '.join(differences)}\n"
+            "overwrite=True sets it aside and starts again, accept_changes=True resumes it with the changes; or choose "
+            "another directory"
+        )
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What `train` makes a run of; a run that is given a step knows only that."""
+
+    loss_fn: LossFunction | None = None
+    optimizer: optax.GradientTransformation | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by their names as arguments
+
+
+class RunRecord:
+    """Notes what a run is trained with in its directory, and compares it when the run is resumed.
+
+    The loss, the optimizer and the step are compared by fingerprints of what they compute, as far as they can be
+    traced, and only by the same versions of the libraries; the data by the pipeline's summary.
+    """
+
+    def __init__(self, directory: Path, program: Program, data: Any, ingredients: Ingredients):
+        self._path = directory / NAME
+        self._program, self._ingredients = program, ingredients
+        self._data = data.summary() if isinstance(data, Pipeline) else {}
+        self.is_current = False  # whether it is known to say what this run is trained with
+
+    def find_differences(self, state: Callable[[], TrainState]) -> list[str]:
+        """How this run differs from the one that the directory holds; `state` returns its shapes."""
+        before = self._read()
+        if before is None:
+            return []
+        differences = _changes(before["settings"], self._ingredients.settings)
+        differences += [f"data: {change}" for change in _changes(before["data"], self._data)]
+        try:
+            shapes = state()
+            batch = None if before["batch"] is None else decode_shapes(before["batch"])
+        except Exception:  # noqa: BLE001 - what is wrong with them is raised where they are used
+            return differences
+        now = self._fingerprints(before, shapes, batch)
+        differences = self._differing_code(before, now, differences) + differences
+        self.is_current = not differences and now.get("step") is not None
+        return differences
+
+    def write(self, state: TrainState, batch: Tree) -> None:
+        """Note what the run is trained with, from its first batch on; an older note that differs is kept beside."""
+        now = {
+            "made_with": _made_with(),
+            "settings": dict(self._ingredients.settings),
+            "data": self._data,
+            "batch": encode_shapes(batch),
+            "fingerprints": self._fingerprints(None, state, batch),
+        }
+        before = self._read()
+        if before == json.loads(json.dumps(now)):
+            return
+        if before is not None:
+            os.replace(self._path, _unused(self._path.parent / "run.{}.json"))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path, json.dumps(now, indent=1) + "\n")
+
+    def _fingerprints(self, before: Facts | None, state: TrainState, batch: Tree) -> dict[str, str | None]:
+        """The fingerprints of the code; of those that were noted `before`, only the ones that can be compared."""
+        made_with = _made_with()
+        then = made_with if before is None else before["made_with"]
+        libraries = [name for name in made_with if name not in ("devices", "processes")]
+        if any(made_with[name] != then.get(name) for name in libraries):
+            return {}
+        loss_fn, optimizer = self._ingredients.loss_fn, self._ingredients.optimizer
+        found: dict[str, str | None] = {}
+        if optimizer is not None:
+            found["optimizer"] = _of_optimizer(optimizer, state)
+        if made_with != then:  # code may look at the number of devices
+            return found
+        found["step"] = self._of_step(state, batch)
+        if loss_fn is not None and (before is None or found["step"] != before["fingerprints"].get("step")):
+            found["loss"] = fingerprint(lambda *given: _first(loss_fn(*given)), state.params, batch, state.rng)
+        return found
+
+    def _of_step(self, state: TrainState, batch: Tree) -> str | None:
+        """Of what the step makes of the state; metrics are not compared."""
+        try:
+            traced = self._program.trace(state, batch)
+            return None if traced is None else fingerprint_jaxpr(traced, len(jax.tree.leaves(state)))
+        except Exception:  # noqa: BLE001 - what is wrong with it is raised where it is compiled
+            return None
+
+    def _differing_code(self, before: Facts, now: dict[str, str | None], named: list[str]) -> list[str]:
+        then = before["fingerprints"]
+        differing = {name for name, value in now.items() if None not in (value, then.get(name)) and value != then[name]}
+        if "step" in now and "step" not in differing and None not in (now["step"], then.get("step")):
+            differing &= {"optimizer"}  # the same step, whatever else was written differently
+        if differing & {"loss", "optimizer"}:
+            return [f"the {name} differs" for name in ("optimizer", "loss") if name in differing]
+        is_unexplained = "step" in differing and not any(text.split()[0] in _STEP_SETTINGS for text in named)
+        return ["the step differs (its loss, its optimizer or their settings)"] if is_unexplained else []
+
+    def _read(self) -> Facts | None:
+        """What was noted; None if nothing was, or nothing that can be read."""
+        try:
+            found = json.loads(retry(self._path.read_bytes))
+            return found if all(isinstance(found[part], dict) for part in _PARTS) and "batch" in found else None
+        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+
+def set_aside(directory: Path) -> Path | None:
+    """Move what a run has written in `directory` to the first free name of `directory.1`, `directory.2`, ...
+
+    What else is in the directory stays. Returns the new name, None if there was nothing to move.
+    """
+    directory = Path(os.path.realpath(directory))
+    names = [name for name in retry(lambda: list_names(directory)) if _OF_A_RUN.fullmatch(name)]
+    if not names:
+        return None
+    aside = _unused(directory.with_name(f"{directory.name}.{{}}"))
+    aside.mkdir()
+    for name in names:
+        os.rename(directory / name, aside / name)
+    return aside
+
+
+def encode_shapes(batch: Tree) -> Any:
+    """The structure, shapes and dtypes of a batch of dicts, lists and tuples as JSON can say them, or None.
+
+    >>> encode_shapes({"x": np.zeros((8, 2), np.float32)})
+    {'x': 'float32[8,2]'}
+    """
+    try:
+        return _encode(batch)
+    except TypeError:
+        return None
+
+
+def decode_shapes(encoded: Any) -> Tree:
+    """What `encode_shapes` returned, as a batch of `jax.ShapeDtypeStruct`."""
+    if isinstance(encoded, dict):
+        return {name: decode_shapes(value) for name, value in encoded.items()}
+    if isinstance(encoded, list):
+        kind, *entries = encoded
+        return {"list": list, "tuple": tuple}[kind](map(decode_shapes, entries))
+    dtype, _, shape = encoded.rstrip("]").partition("[")
+    return jax.ShapeDtypeStruct(tuple(int(size) for size in shape.split(",") if size), dtype)
+
+
+_PARTS = ("made_with", "settings", "data", "fingerprints")
+_STEP_SETTINGS = ("clip_global_norm", "accumulate", "averages")
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} was {before[name]!r}, now {value!r}"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]
+
+
+def _encode(batch: Any) -> Any:
+    if type(batch) is dict and all(isinstance(name, str) for name in batch):
+        return {name: _encode(value) for name, value in batch.items()}
+    if type(batch) in (list, tuple):
+        return [type(batch).__name__, *map(_encode, batch)]
+    shape, dtype = getattr(batch, "shape", None), getattr(batch, "dtype", None)
+    if shape is None or dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _of_optimizer(optimizer: optax.GradientTransformation, state: TrainState) -> str | None:
+    start = fingerprint(optimizer.init, state.params)
+    update = fingerprint(lambda *given: optimizer.update(*given), state.params, state.opt_state, state.params)
+    return None if None in (start, update) else f"{start}{update}"
+
+
+def _first(loss: Any) -> Any:
+    """The loss that a loss function returned, without its metrics."""
+    return loss[0] if isinstance(loss, tuple) else loss
+
+
+def _made_with() -> Facts:
+    versions: Facts = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    devices = {"devices": jax.device_count(), "processes": jax.process_count()}
+    return versions | {"backend": jax.default_backend()} | devices
+
+
+def _unused(pattern: Path) -> Path:
+    """The first path that does not exist, of those with 1, 2, ... in the place of the braces."""
+    number = 1
+    while exists(path := pattern.with_name(pattern.name.format(number))):
+        number += 1
+    return path
