@@ -165,7 +165,7 @@ def set_aside(directory: Path) -> Path | None:
 def encode_shapes(batch: Tree) -> Any:
     """The structure, shapes and dtypes of a batch of dicts, lists and tuples as JSON can say them, or None.
 
-    >>> encode_shapes({"x": np.zeros((8, 2), np.float32)})
+    >>> encode_shapes({"x": jnp.zeros((8, 2))})
     {'x': 'float32[8,2]'}
     """
     try:
