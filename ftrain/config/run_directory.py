@@ -10,7 +10,8 @@ import tomli_w
 
 from ftrain.checkpoints import hold
 from ftrain.config import launchers
-from ftrain.config.load import ConfigError, Table, read_toml
+from ftrain.config.load import ConfigError, Table, load, read_toml
+from ftrain.config.plan import plan
 from ftrain.run import CHECKPOINTS
 from ftrain.storage import exists, is_transient, list_names, retry
 
@@ -57,7 +58,15 @@ def compare(directory: Path, resolved: Table) -> list[str]:
             "or choose another run.directory"
         ) from None
     started = any(name[0].isdecimal() for name in list_names(directory / CHECKPOINTS))
-    return describe_changes(before, resolved) if started else []
+    return describe_changes(_with_defaults(path, before), resolved) if started else []
+
+
+def _with_defaults(path: Path, before: Table) -> Table:
+    """A resolved config with the defaults of the keys that it lacks: those that were added since it was written."""
+    try:
+        return plan(load(path)).resolved()
+    except ConfigError:  # of another version, say: then what stands in it is all that is known
+        return before
 
 
 def describe_changes(before: Table, after: Table) -> list[str]:

@@ -110,3 +110,22 @@ def test_what_train_prints_can_be_pasted_into_a_shell(tmp_path):
     spoiled = run("train", config, *exploding, f"run.directory={tmp_path}/a b", "steps=9")
     assert spoiled.returncode == 1
     assert f"ftrain replay '{tmp_path}/a b'" in spoiled.stderr
+
+
+def test_a_run_from_before_a_key_was_added_is_resumed(tmp_path):
+    """Its config.toml lacks the key, which now has its default; another value than that is a change."""
+    config = write_config(tmp_path, steps=10, every=5)
+    home = tmp_path / "run"
+    assert run("train", config, f"run.directory={home}").returncode == 0
+    resolved = (home / "config.toml").read_text()
+    for line in ("merge_rows = true", "averages_ramp = false"):
+        assert line in resolved
+        resolved = resolved.replace(line, "")
+    (home / "config.toml").write_text(resolved)
+    resumed = run("train", config, f"run.directory={home}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "all 10 steps were taken before" in resumed.stdout
+    (home / "config.toml").write_text(resolved)
+    changed = run("train", config, f"run.directory={home}", "step.merge_rows=false")
+    assert changed.returncode == 2
+    assert "step.merge_rows was True, now False" in changed.stderr

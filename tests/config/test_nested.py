@@ -174,7 +174,7 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
             ["checkpoint.listeners=['typed_task:Demanding']"],
             "checkpoint.listeners.place: is missing, and it has no def",
         ),
-        (['run.directory="a\\u0000b"'], "run.directory: must not have a NUL character in it"),
+        (['run.directory="a\\u0000b"'], "cannot be a path: it has a null character"),
         (["task=typed_task:raising"], "[model] fails: KeyError: 'of the task'"),
     ],
 )
