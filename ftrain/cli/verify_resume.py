@@ -40,7 +40,8 @@ def verify_resume(
     overrides = [*(overrides or []), *_more_saves(config, overrides or [])]
     home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which must end the processes that train, too
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
+            signal.signal(number, signal.default_int_handler)
     killer, flaw = Killer(config, overrides, home, seed, processes), None
     try:
         flaw = _find_flaw(killer, kills)

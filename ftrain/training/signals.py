@@ -63,11 +63,16 @@ def stop_on_signals(
     `saves` says whether what is stopped is saved, for the line that is printed then.
 
     A thread does both, because a Python handler has to wait for the main thread, and that may be compiling, or waiting
-    for the device. Outside of the main thread, where signals cannot be handled, this does nothing.
+    for the device. Outside of the main thread, where signals cannot be handled, this does nothing. A signal that this
+    process was started to ignore, as SIGINT in the background of a script, stays ignored, and a line says so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    ignored = [number for number in signals if signal.getsignal(number) is signal.SIG_IGN]
+    signals = [number for number in signals if number not in ignored]
+    if ignored and not reporter_of_this_process().has_supervisor:
+        _say(f"{_describe_ignored(ignored, signals)}\n".encode())
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     what = "saving and stopping" if saves else "stopping; nothing is saved, as there is no directory to save to"
@@ -101,6 +106,12 @@ def _listen(receiver: socket.socket, stop: Callable[[str], None], signals: Seque
             stop(name)
             if not reporter_of_this_process().has_supervisor:  # which says so itself, once for all
                 _say(f"{name}: {what}; once more to stop at once\n".encode())
+
+
+def _describe_ignored(ignored: Sequence[signal.Signals], others: Sequence[signal.Signals]) -> str:
+    names = " and ".join(number.name for number in ignored)
+    way_out = f"; {others[0].name} stops the run" if others else ""
+    return f"{names}: ignored, as the process was started that way{way_out}"
 
 
 def _end_now(number: int) -> None:

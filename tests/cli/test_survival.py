@@ -2,11 +2,14 @@
 
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import jax
 import numpy as np
-from command import run, start, wait_until, write_config
+from command import environment, run, start, wait_until, write_config
+from processes import start_process
 
 from ftrain.checkpoints import CheckpointManager
 from ftrain.config import build, load, plan
@@ -127,3 +130,25 @@ def test_a_listener_that_went_away_does_not_cost_the_checkpoint(tmp_path):
     process.send_signal(signal.SIGINT)
     process.wait(240)
     assert CheckpointManager(home / "checkpoints").latest()
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
+    """As SIGINT is in the background of a script."""
+    config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", ignoring, sys.executable, "-m", "ftrain", "train", config, f"run.directory={home}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = start_process(command, env=environment(), **pipes)
+    wait_for_training(process)
+    wait_until(lambda: has_metrics(home))
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+    size = (home / "metrics.jsonl").stat().st_size
+    wait_until(lambda: (home / "metrics.jsonl").stat().st_size > size)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0
+    assert "SIGINT: ignored, as the process was started that way; SIGTERM stops the run" in err
+    assert "SIGTERM: saving and stopping" in err

@@ -19,8 +19,12 @@ _EVERY = 256  # items between two updates, which cost more than an item
 def interruptible() -> Iterator[None]:
     """Ctrl-C as an exception, so that nothing is left half done; otherwise it ends a command at once.
 
-    What is imported should be so before, as an exception could be lost in an import.
+    What is imported should be so before, as an exception could be lost in an import. A SIGINT that is ignored, as in
+    the background of a script, stays so.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
