@@ -69,6 +69,8 @@ class Run(Loop):
         company: Company | None = None,
         straggler_timeout: float | None = None,
     ):
+        if company is not None and directory is not None:
+            company.check_directory(directory)  # now, and not when a first save waits for the others
         hooks = _complete(hooks, steps, directory, data)
         if company is not None and not company.is_chief and directory is not None:
             hooks.append(LogFile(Path(directory) / LOGS / f"process_{company.index}.log", when=_written_when(hooks)))

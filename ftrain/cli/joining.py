@@ -45,6 +45,7 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
             limit=limits["connect_timeout"],
             heartbeat=_heartbeat(float(environ.get(HANG_TIMEOUT, 0)) or limits["hang_timeout"] or None),
             facts=_facts(plan),
+            directory=plan.calls["run"].arguments["directory"],
         )
     except ClusterError:
         raise

@@ -1,6 +1,7 @@
 """What processes are started with: an environment each, and a lifeline."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ def environments(
     free."""
     inherited = {name: value for name, value in os.environ.items() if name not in contract.VARIABLES}
     inherited[contract.LAUNCHER] = f"{os.getpid()}"
+    inherited[contract.TOKEN] = secrets.token_hex(32)  # of this group only: nobody else can talk to its processes
     inherited.setdefault("PYTHONUNBUFFERED", "1")  # or the last lines of a process that is killed would be lost
     addresses = free_addresses(processes, host)
     return [
