@@ -128,6 +128,8 @@ class Company:
         limit = LAST_WORDS
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             self.exit_code = error.code
+        if isinstance(error, MismatchError):
+            self.exit_code = USER_ERROR
         if isinstance(error, PeerLostError):  # what is open may wait for the one that is gone
             self.exit_code, limit = PEER_FAILED, GRACE / 2
         self._line.send({"failed": message[:2000], "code": self.exit_code})

@@ -80,10 +80,14 @@ def connect(
     deadline = time.monotonic() + limit
     switchboard = _open(address, len(members), token, deadline) if number == 0 else None
     try:
-        with _said_if_long(f"process {number} of {len(members)} waits for the others, who are to come to {address}"):
+        with _said_if_long(f"process {number} of {len(members)} waits for the others at {address}"):
             line = Line(address, number, len(members), limit, company.listen, token)
             company.join(line, switchboard)
-            _meet(company, address, limit, heartbeat, dict(facts or {}), directory)
+            told = _meet(company, address, limit, dict(facts or {}))
+        if directory is not None:
+            company.check_directory(directory)
+        _start_runtime(company, Address(address.host, told[0]["port"]), limit, heartbeat)
+        _check_hosts([Host(*each["host"]) for each in told])
     except BaseException as error:
         company.fail(error)
         if switchboard is not None and not company.is_bound:
@@ -119,22 +123,16 @@ def _open(address: Address, count: int, token: JobToken, deadline: float) -> Swi
         ) from None
 
 
-def _meet(
-    company: Company,
-    address: Address,
-    limit: float,
-    heartbeat: float,
-    facts: dict[str, Any],
-    directory: str | Path | None,
-) -> None:
-    """Compare the facts of the processes, check that they share the run directory, and start the runtime."""
+def _meet(company: Company, address: Address, limit: float, facts: dict[str, Any]) -> list[Any]:
+    """Wait for all processes, and compare their facts; returns the port and the host of each."""
     port = _free_port(address.host) if company.is_chief else None
     own = {"facts": _versions() | facts, "port": port, "host": find_host()}
     told = company.gather(START, own, limit)
     check_facts([each["facts"] for each in told])
-    if directory is not None:
-        company.check_directory(directory)
-    runtime = Address(address.host, told[0]["port"])
+    return told
+
+
+def _start_runtime(company: Company, runtime: Address, limit: float, heartbeat: float) -> None:
     import jax
 
     company.bind()
@@ -149,7 +147,12 @@ def _meet(
         shutdown_timeout_seconds=30,
     )
     jax.devices()  # all processes look for each other's devices now: none could do that alone later
-    unreachable = explain_loopback_hosts([Host(*each["host"]) for each in told])
+
+
+def _check_hosts(hosts: list[Host]) -> None:
+    import jax
+
+    unreachable = explain_loopback_hosts(hosts)
     if unreachable is not None and jax.default_backend() == "cpu":  # whose collectives connect hosts by their own names
         raise MismatchError(unreachable)
 
