@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import socket
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,11 @@ def check_reachable(addresses: Sequence[Address], index: int) -> None:
         return
     elsewhere = next((each.host for each in addresses if _is_elsewhere(each.host)), None)
     if elsewhere is None:
+        if index == 0 and any(not _resolve(each.host) for each in addresses):
+            warnings.warn(
+                f"process 0 listens at {address}, which leads to {loopback}: only processes of this host can reach it",
+                stacklevel=3,
+            )
         return
     here = socket.gethostname()
     does = "listens" if index == 0 else "is looked for"
