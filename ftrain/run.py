@@ -91,6 +91,8 @@ class Run(Loop):
         overwrite: bool = False,
     ):
         home = None if directory is None else local_path(directory)
+        if company is not None and home is not None:
+            company.check_directory(home)  # now, and not when a first save waits for the others
         waits = scaffold is not None and scaffold.wait_secs is not None
         hooks = _complete(hooks, steps, home, data, writes=not waits)
         if company is not None and not company.is_chief and home is not None:

@@ -46,6 +46,7 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
             limit=limits["connect_timeout"],
             heartbeat=_heartbeat(float(environ.get(HANG_TIMEOUT, 0)) or limits["hang_timeout"] or None),
             facts=_facts(plan),
+            directory=plan.calls["run"].arguments["directory"],
         )
     except ClusterError:
         raise
@@ -104,7 +105,9 @@ def build_in_turn(plan: "Plan", company: "Company") -> "Job":
 
     job = build(plan) if company.is_chief else None
     company.barrier("the first process has built the job", BUILDING)
-    return job or build(plan)
+    job = job or build(plan)
+    _check_after_failure(job)
+    return job
 
 
 @contextmanager
@@ -130,6 +133,29 @@ def faults_of(directory: Path, rank: int) -> "list[Hook]":
     if os.environ.get(contract.ATTEMPT, "0") == "0":
         note.unlink(missing_ok=True)
     return [Faults(parse_faults(text), rank, note)]
+
+
+def _check_after_failure(job: "Job") -> None:
+    """The config must also fit the processes of a restart, as far as that can be known now."""
+    import jax
+
+    from ftrain.cluster.mesh import AXES, check_processes
+    from ftrain.config.load import ConfigError
+    from ftrain.launching.contract import AFTER_FAILURE
+
+    text = os.environ.get(AFTER_FAILURE)
+    if not text:
+        return
+    mesh = job.plan.calls["mesh"].arguments
+    each = jax.local_device_count()
+    try:
+        asked = {axis: mesh[axis] for axis in AXES}
+        axes = check_processes(int(text), each, job.pipeline.batch_size, **asked)
+        job.sharding.specs(job.abstract_state(), axes)
+    except ValueError as error:
+        raise ConfigError(
+            f"--processes-after-failure {text}: a restart with {text} processes of {each} device(s) would fail: {error}"
+        ) from None
 
 
 def _facts(plan: "Plan") -> dict[str, str]:

@@ -3,15 +3,26 @@
 import atexit
 import contextlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from ftrain.cluster.control_messages import Message
 from ftrain.cluster.line import Line, MismatchError, PeerLostError
+from ftrain.cluster.shared_directory import (
+    VISIBLE_SECONDS,
+    Probe,
+    describe_blind,
+    look_for_probe,
+    remove_probe,
+    write_probe,
+)
 from ftrain.cluster.spec import ClusterSpec
-from ftrain.cluster.switchboard import Message, Switchboard
+from ftrain.cluster.switchboard import Switchboard
 from ftrain.launching.contract import PEER_FAILED, USER_ERROR
 
 GRACE = 2.0  # seconds in which a process that lost another may end by itself, with an error of its own
@@ -43,6 +54,7 @@ class Company:
         self.is_bound = False  # to the others: the runtime of the devices has been started, and none can go on alone
         self._line: Line | None = None
         self._switchboard: Switchboard | None = None
+        self._shared: set[Path] = set()  # directories that all processes were found to share
         self._ending = threading.Lock()
         self._loss = threading.Event()
         self._why = ""  # this process cannot go on
@@ -63,6 +75,28 @@ class Company:
     def barrier(self, name: str, limit: float = 60.0) -> None:
         """Wait until all processes have come here."""
         self.gather(name, None, limit)
+
+    def check_directory(self, directory: str | Path, limit: float = VISIBLE_SECONDS) -> None:
+        """Check that all processes see one directory and may write there; MismatchError names the hosts that do not.
+
+        Process 0 writes a file there, which the others have to find within `limit` seconds. Each directory is checked
+        once; all processes must call this.
+        """
+        path = Path(directory).absolute()
+        if self._line is None or path in self._shared:
+            return
+        own = write_probe(path) if self.is_chief else None
+        try:
+            probe = Probe(*self.gather("the check of the run directory", own)[0])
+            problem = look_for_probe(path, probe, limit)
+            seen = self.gather("the run directory, seen by all", [socket.gethostname(), problem], limit + 60)
+        finally:
+            if own is not None:
+                remove_probe(own)
+        error = describe_blind(probe, [(host, problem) for host, problem in seen])
+        if error is not None:
+            raise MismatchError(error)
+        self._shared.add(path)
 
     def propose(self, proposal: Message) -> None:
         """Have all processes decide together on the step of `proposal`: the furthest that one of them has come to."""
@@ -94,6 +128,8 @@ class Company:
         limit = LAST_WORDS
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             self.exit_code = error.code
+        if isinstance(error, MismatchError):
+            self.exit_code = USER_ERROR
         if isinstance(error, PeerLostError):  # what is open may wait for the one that is gone
             self.exit_code, limit = PEER_FAILED, GRACE / 2
         self._line.send({"failed": message[:2000], "code": self.exit_code})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftrain.cluster.addresses import parse_address
+from ftrain.cluster.parallel_launchers import Rank, find_rank
 from ftrain.cluster.spec import ClusterSpec, check_usable, processes
 from ftrain.storage import raise_if_transient
 
@@ -20,6 +21,7 @@ _REPLACED = {
     "evaluator": "start `ftrain eval RUN --follow` instead, which needs no cluster",
 }
 _NODES = r"(?:[A-Za-z0-9._-]|\[[0-9,-]+\])+"  # one pattern of a node list
+_STEP_PORTS = 257  # ports between those of two steps of one job
 _WITHOUT_SRUN = ("", "4294967290", "4294967291")  # SLURM's step ids for an interactive shell and a batch script
 
 
@@ -72,6 +74,9 @@ def membership(environ: Environment | None = None) -> Membership | None:
                     or @PATH of a .toml or .json file together with FTRAIN_TASK=worker:1; "auto" gives None,
                     as it leaves the question to jax, and that is up to the caller
     TF_CONFIG       the same JSON, as TensorFlow has it
+    FTRAIN_PROCESSES=1  it trains alone, whatever a launcher has started beside it
+    mpirun, torchrun    rank and size of more than one process; on several hosts with FTRAIN_CHIEF=HOST:PORT, where
+                    process 0 listens, which none of them says
     SLURM           a step of `srun` with more than one task, spread over its nodes in blocks
     Kubernetes      JOB_COMPLETION_INDEX of an Indexed Job, with FTRAIN_PROCESSES and FTRAIN_CHIEF from its manifest
 
@@ -82,6 +87,10 @@ def membership(environ: Environment | None = None) -> Membership | None:
         found = _read_ours(environ)
     elif _is_set(environ, "TF_CONFIG"):
         found = _read_tf_config(environ)
+    elif environ.get("FTRAIN_PROCESSES", "").strip() == "1":
+        found = None
+    elif not _is_set(environ, "JOB_COMPLETION_INDEX") and (rank := find_rank(environ, _slurm_place(environ))):
+        found = _read_rank(rank)
     elif _is_in_slurm_step(environ):
         found = _read_slurm(environ)
     elif _is_set(environ, "FTRAIN_PROCESSES") or _is_set(environ, "FTRAIN_CHIEF"):
@@ -184,10 +193,36 @@ def _task_of(variable: str, described: dict[str, Any]) -> tuple[str, int]:
     return job, _whole(str(index), f'{variable}: "index" of the task')
 
 
+def _read_rank(rank: Rank) -> Membership:
+    try:
+        parse_address(rank.chief)
+    except ValueError as error:
+        raise ValueError(f"FTRAIN_CHIEF: {error}") from None
+    if rank.count > _MOST_PROCESSES:
+        raise ValueError(f"{rank.launcher} says that there are {rank.count} processes; at most {_MOST_PROCESSES}")
+    host, _, port = rank.chief.rpartition(":")
+    addresses = _pod_addresses(rank.chief, rank.count)
+    if rank.is_one_host:  # ports that nobody listens at: only process 0 does
+        others = [each for each in range(1, rank.count + 1) if each != int(port)]
+        addresses = [rank.chief, *(f"{host}:{each}" for each in others[: rank.count - 1])]
+    return Membership(ClusterSpec({"worker": addresses}), "worker", rank.index, rank.launcher)
+
+
+def _slurm_place(environ: Environment) -> tuple[int, int] | None:
+    """Which task of its step this process is, of how many, if it is in one."""
+    if not _is_in_slurm_step(environ):
+        return None
+    return _whole(environ["SLURM_PROCID"], "SLURM_PROCID"), _slurm_tasks(environ)
+
+
 def _is_in_slurm_step(environ: Environment) -> bool:
     if environ.get("SLURM_STEP_ID", "").strip() in _WITHOUT_SRUN:
         return False
     return _is_set(environ, "SLURM_JOB_ID") and _is_set(environ, "SLURM_PROCID") and _slurm_tasks(environ) > 1
+
+
+def _slurm_step(environ: Environment) -> int:
+    return _whole(environ["SLURM_STEP_ID"], "SLURM_STEP_ID")
 
 
 def _slurm_tasks(environ: Environment) -> int:
@@ -205,8 +240,9 @@ def _read_slurm(environ: Environment) -> Membership:
     on_nodes = _tasks_per_node(layout, variable, len(hosts))
     if sum(on_nodes) != count:
         raise ValueError(f"{variable} is {_short(layout)}, {sum(on_nodes)} tasks, but the step has {count}")
-    # The port that jax takes for the first process; those of its neighbours follow, and stay in the same range.
-    first = _whole(environ["SLURM_JOB_ID"], "SLURM_JOB_ID")
+    # In jax's range for SLURM. Steps of one job may run at the same time on one node, and so may jobs that follow each
+    # other: all have ports of their own. The ports after the first are only names.
+    first = _whole(environ["SLURM_JOB_ID"], "SLURM_JOB_ID") + _STEP_PORTS * _slurm_step(environ)
     ports = [[61440 + (first + local) % 4096 for local in range(tasks)] for tasks in on_nodes]
     addresses = [f"{host}:{port}" for host, taken in zip(hosts, ports, strict=True) for port in taken]
     return Membership(

@@ -1,4 +1,4 @@
-"""A line: the connection of one process to the switchboard."""
+"""The control client: the connection of one process to the control server."""
 
 import json
 import socket
@@ -9,13 +9,23 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ftrain.cluster.addresses import Address
-from ftrain.cluster.switchboard import Message, keep_alive
+from ftrain.cluster.control_messages import (
+    HANDSHAKE_SECONDS,
+    MAX_HANDSHAKE_LINE,
+    MAX_LINE,
+    LimitError,
+    Message,
+    decode,
+    encode,
+)
+from ftrain.cluster.job_token import JobToken, make_challenge
+from ftrain.cluster.switchboard import watch_connection
+from ftrain.launching.contract import TOKEN
 
 _RETRY = 0.05  # seconds between two tries to connect
 _TRY = 5.0  # seconds that one try may take
 _AGAIN = 0.5  # seconds until one that was not let in tries it again
-_ENDED = b'{"may_try_again": true}'  # without a word, as a job that has just ended: the next one will listen there
-_STRANGER = "who listens there does not answer as a process of ftrain does"
+_STRANGER = "the listener there is not an ftrain process"
 
 
 class ClusterError(RuntimeError):
@@ -33,33 +43,50 @@ class PeerLostError(ClusterError):
 
 
 class Line:
-    """Connects within `limit` seconds. A thread hands each message that is not an answer to `listen`."""
+    """Connects within `limit` seconds. A thread hands each message that is not an answer to `listen`.
 
-    def __init__(self, address: Address, index: int, count: int, limit: float, listen: Callable[[Message], None]):
-        self._index, self._listen = index, listen
+    Both sides prove that they know the job token before anything else is sent; MismatchError if one does not.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        index: int,
+        count: int,
+        limit: float,
+        listen: Callable[[Message], None],
+        token: JobToken,
+    ):
+        self._index, self._listen, self._token = index, listen, token
         self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._answers: dict[str, Message] = {}
         self._hung_up = self._lost = False
-        deadline = time.monotonic() + limit
+        deadline, reason = time.monotonic() + limit, _STRANGER
         while (refusal := self._come_in(address, count, limit, deadline)) is not None:
-            if not refusal.may_try_again or time.monotonic() >= deadline:
-                raise ClusterError(f"process {index} was not let in at {address}: {refusal.reason}")
+            reason = refusal.reason or reason
+            if not refusal.may_try_again or time.monotonic() + _AGAIN >= deadline:
+                raise ClusterError(f"process {index} was refused at {address}: {reason}")
             time.sleep(_AGAIN)
+        self._reader = self._socket.makefile("rb")
         threading.Thread(target=self._read, name="ftrain-line", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Send a message; if the switchboard is gone, `listen` hears of that."""
+        """Send a message; if the control server is gone, `listen` hears of that."""
+        line = encode(message, MAX_LINE)
         try:
             with self._sending:
-                self._socket.sendall(json.dumps(message).encode() + b"\n")
+                self._socket.sendall(line)
         except OSError:
             self._lose()
 
     def gather(self, name: str, value: Any, limit: float) -> list[Any]:
         """The values that all processes bring under this name; ClusterError names those who do not come in time."""
-        self.send({"gather": name, "value": value, "limit": limit})
-        deadline = time.monotonic() + limit + 5  # the switchboard watches over the limit
+        try:
+            self.send({"gather": name, "value": value, "limit": limit})
+        except LimitError as error:
+            raise ValueError(f"the value that process {self._index} brings to {name!r} is {error}") from None
+        deadline = time.monotonic() + limit + 5  # the control server watches over the limit
         with self._changed:
             while name not in self._answers:
                 if self._lost:
@@ -68,8 +95,10 @@ class Line:
                     raise ClusterError(f"no answer from process 0 for {limit:g} s at: {name}")
             answer = self._answers.pop(name)
         if "missing" in answer:
+            refused = f"; refused: {', '.join(answer['refused'])}" if answer.get("refused") else ""
             raise ClusterError(
                 f"waited {answer['limit']:.3g} s at: {name}; missing: {_listed(answer['processes'])}; are they running?"
+                f"{refused}"
             )
         return answer["values"]
 
@@ -85,24 +114,47 @@ class Line:
         self._socket.close()
 
     def _come_in(self, address: Address, count: int, limit: float, deadline: float) -> "_Refusal | None":
-        """Connect, and say who this is."""
+        """Connect and authenticate; None once this process is connected."""
         self._socket = _connect(address, self._index, limit, deadline)
-        self._reader = self._socket.makefile("rb")
-        self._socket.settimeout(max(_RETRY, deadline - time.monotonic()))
         try:
-            self._socket.sendall(json.dumps({"hello": self._index, "count": count}).encode() + b"\n")
-            answer = json.loads(self._reader.readline() or _ENDED)
-        except OSError:
-            answer = json.loads(_ENDED)
-        except ValueError:
-            answer = None
-        answer = answer if isinstance(answer, dict) else {}
-        self._socket.settimeout(None)
-        if "welcome" in answer:
-            return None
-        self._reader.close()
+            answer = self._authenticate(address, count, min(deadline, time.monotonic() + HANDSHAKE_SECONDS))
+        except (EOFError, OSError):  # closed without a word, as by a job that has just ended: the next one will listen
+            refusal = _Refusal("", may_try_again=True)
+        except MismatchError:
+            self._socket.close()
+            raise
+        except (ValueError, RecursionError):
+            refusal = _Refusal(_STRANGER, may_try_again=False)
+        else:
+            if "welcome" in answer:
+                self._socket.settimeout(None)
+                return None
+            refusal = _Refusal(f"{answer.get('refused', _STRANGER)}", answer.get("may_try_again") is True)
         self._socket.close()
-        return _Refusal(answer.get("refused", _STRANGER), answer.get("may_try_again", False))
+        return refusal
+
+    def _authenticate(self, address: Address, count: int, deadline: float) -> Message:
+        """What the control server answers in the end, once each side has proved that it knows the job token."""
+        nonce = make_challenge()
+        hello = {"hello": self._index, "count": count, "nonce": nonce, "host": socket.gethostname()[:64]}
+        self._socket.sendall(encode(hello))
+        challenge = _receive_line(self._socket, deadline).get("challenge")
+        if not isinstance(challenge, str):
+            raise ValueError("no challenge")
+        facts = (self._index, count, nonce, challenge)
+        self._socket.sendall(encode({"proof": self._token.prove("client", *facts)}))
+        answer = _receive_line(self._socket, deadline)
+        if answer.get("refused") == "token":
+            raise MismatchError(
+                f"process {self._index} on {socket.gethostname()} was refused at {address}: process 0 has another job "
+                f"token than {self._token.source} here; {_what_to_check(self._token)}"
+            )
+        if "welcome" in answer and not self._token.is_proof(answer.get("proof"), "server", *facts):
+            raise MismatchError(
+                f"the listener at {address} is not process 0 of this job: it does not know the job token "
+                f"{self._token.source} of process {self._index}; {_what_to_check(self._token)}"
+            )
+        return answer
 
     def _read(self) -> None:
         try:
@@ -140,7 +192,7 @@ def _connect(address: Address, index: int, limit: float, deadline: float) -> soc
             left = max(_RETRY, deadline - time.monotonic())
             connection = socket.create_connection(address, timeout=min(left, _TRY))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(connection)
+            watch_connection(connection)
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise ClusterError(
@@ -150,6 +202,29 @@ def _connect(address: Address, index: int, limit: float, deadline: float) -> soc
         else:
             connection.settimeout(None)
             return connection
+
+
+def _receive_line(connection: socket.socket, deadline: float) -> Message:
+    """A message of the handshake; byte by byte, because what follows it is not to be read here."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if len(line) > MAX_HANDSHAKE_LINE:
+            raise LimitError(f"a line of more than {MAX_HANDSHAKE_LINE} bytes")
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        byte = connection.recv(1)
+        if not byte:
+            raise EOFError
+        line += byte
+    return decode(bytes(line))
+
+
+def _what_to_check(token: JobToken) -> str:
+    if token.source == TOKEN:
+        return f"set the same {TOKEN} for all processes"
+    return f"do all hosts see the same {token.source}? if not, use a shared directory, or set {TOKEN} for all processes"
 
 
 def _listed(indices: list[int]) -> str:

@@ -52,6 +52,26 @@ def sizes(data: int, fsdp: int, model: int, devices: int, *, fill: bool = False)
     return asked
 
 
+def check_processes(
+    processes: int, devices_each: int, batch_size: int, *, data: int = -1, fsdp: int = 1, model: int = 1
+) -> dict[str, int]:
+    """The axes of a mesh over so many processes, which need not be there; ValueError if they cannot train together.
+
+    >>> check_processes(2, 4, batch_size=64, fsdp=2)
+    {'data': 4, 'fsdp': 2, 'model': 1}
+    """
+    axes = sizes(data, fsdp, model, processes * devices_each, fill=processes > 1)
+    split_batch(batch_size, axes)
+    size, parts = axes[MODEL], math.prod(axes[axis] for axis in BATCH_AXES)
+    holders = [{device // devices_each for device in range(part * size, (part + 1) * size)} for part in range(parts)]
+    if not _is_sliced(holders):
+        raise ValueError(
+            f"each process must hold one slice of the batch, but has {devices_each} devices with {_show(axes)}; "
+            "choose a model axis that divides their number or is a multiple of it"
+        )
+    return axes
+
+
 def split_batch(batch_size: int, mesh: Mesh | Mapping[str, int]) -> int:
     """Examples of a batch that fall to each device of a mesh, or of axes of these sizes; they must share evenly."""
     axes = mesh.shape if isinstance(mesh, Mesh) else mesh

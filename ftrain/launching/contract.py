@@ -14,8 +14,10 @@ HANG_TIMEOUT = "FTRAIN_HANG_TIMEOUT"  # seconds without a sign of life after whi
 ATTEMPT = "FTRAIN_ATTEMPT"  # how often the group was restarted
 INJECT = "FTRAIN_INJECT"  # faults to perform, as `parse_faults` reads them
 LAUNCHER = "FTRAIN_LAUNCHER"  # the process id of the supervisor
+AFTER_FAILURE = "FTRAIN_PROCESSES_AFTER_FAILURE"  # how many processes a restart would have, if not as many
 TASK = "FTRAIN_TASK"  # not given, as CLUSTER says it: but a user may have set it
-VARIABLES = (CLUSTER, PROGRESS, LIFELINE, HANG_TIMEOUT, ATTEMPT, INJECT, LAUNCHER, TASK)
+TOKEN = "FTRAIN_JOB_TOKEN"  # a secret that the processes of a job prove to each other to know
+VARIABLES = (CLUSTER, PROGRESS, LIFELINE, HANG_TIMEOUT, ATTEMPT, INJECT, LAUNCHER, AFTER_FAILURE, TASK, TOKEN)
 VISIBLE_GPUS = "JAX_CUDA_VISIBLE_DEVICES"  # jax's own
 
 # Exit codes of a process. 0: done, or stopped as asked; any other than these, or a signal: it failed.

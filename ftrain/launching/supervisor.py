@@ -82,6 +82,7 @@ class _Supervisor:
             attempt=self._policy.restarts,
             inject=self._job.inject,
             gpus=self._job.gpus_each,
+            after_failure=self._job.processes_after_failure,
         )
         group = Group(self._job.command, surroundings, lifeline=self._lifeline, screen=self._screen, mailbox=mailbox)
         with closing(group):

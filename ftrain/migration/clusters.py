@@ -27,7 +27,7 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.ServerDef": to(
         "ftrain.cluster.Membership",
         "ftrain.cluster.membership",
-        note="the spec with the job and index of this process; membership() reads TF_CONFIG, SLURM and Kubernetes",
+        note="the spec with the job and index of this process; membership() reads TF_CONFIG, SLURM, Kubernetes and MPI",
     ),
     "tf.train.Server": to("ftrain.cluster.connect", note="joins the processes; there is no server to send graphs to"),
     "tf.train.Server.create_local_server": to("ftrain.cluster.create_local", note="a company of one process"),

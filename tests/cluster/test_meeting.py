@@ -13,19 +13,22 @@ from jobs import run_group
 from ftrain.cluster import ClusterError, ClusterSpec, PeerLostError, connect, create_local
 from ftrain.cluster.addresses import parse_address
 from ftrain.cluster.company import Company, check_facts
+from ftrain.cluster.job_token import JobToken
 from ftrain.cluster.line import Line
 from ftrain.cluster.switchboard import Switchboard
 from ftrain.launching.ports import free_addresses
+
+TOKEN = JobToken("the token of all processes", "a test")
 
 
 @pytest.fixture
 def meeting():
     """A switchboard for three, and a function that connects to it."""
     address = parse_address(free_addresses(1)[0])
-    switchboard, lines = Switchboard(address, 3), []
+    switchboard, lines = Switchboard(address, 3, TOKEN), []
 
     def come(index: int, listen=lambda message: None, count: int = 3, limit: float = 5.0) -> Line:
-        lines.append(Line(address, index, count, limit, listen))
+        lines.append(Line(address, index, count, limit, listen, TOKEN))
         return lines[-1]
 
     yield come
@@ -94,9 +97,9 @@ def test_who_is_gone_is_told(meeting):
 @pytest.mark.parametrize(
     ("index", "count", "reason"),
     [
-        (1, 3, "process 1 is here already"),
-        (3, 3, "there is no process 3"),
-        (2, 4, "it says that the job has 4 processes"),
+        (1, 3, "process 1 is or was connected already"),
+        (3, 3, "a job of 3 has no process 3"),
+        (2, 4, "it was started as one of 4 processes"),
     ],
 )
 def test_who_does_not_belong_is_refused(meeting, index, count, reason):
@@ -129,12 +132,12 @@ def test_one_that_gives_up_before_all_have_met_is_not_counted(meeting):
 def test_a_connection_that_is_reset_is_tried_again():
     address = parse_address(free_addresses(1)[0])
     with socket.create_server(address) as ending, ThreadPoolExecutor(1) as threads:
-        coming = threads.submit(Line, address, 0, 1, 20.0, lambda message: None)
+        coming = threads.submit(Line, address, 0, 1, 20.0, lambda message: None, TOKEN)
         accepted, _ = ending.accept()
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         accepted.close()  # with a reset, as one that ends with connections nobody has taken
         ending.close()
-        switchboard = Switchboard(address, 1)
+        switchboard = Switchboard(address, 1, TOKEN)
         line = coming.result(20)
     assert line.gather("the start", 2, 5.0) == [2]
     line.hang_up()
@@ -143,15 +146,15 @@ def test_a_connection_that_is_reset_is_tried_again():
 
 def test_who_comes_again_is_let_in_by_the_next_job():
     address = parse_address(free_addresses(1)[0])
-    old = Switchboard(address, 1)
-    forerunner = Line(address, 0, 1, 5.0, lambda message: None)
+    old = Switchboard(address, 1, TOKEN)
+    forerunner = Line(address, 0, 1, 5.0, lambda message: None, TOKEN)
     assert forerunner.gather("the start", 1, 5.0) == [1]
     with ThreadPoolExecutor(1) as threads:
-        coming = threads.submit(Line, address, 0, 1, 20.0, lambda message: None)
+        coming = threads.submit(Line, address, 0, 1, 20.0, lambda message: None, TOKEN)
         time.sleep(0.2)
         forerunner.hang_up()
         old.close()
-        new = Switchboard(address, 1)
+        new = Switchboard(address, 1, TOKEN)
         line = coming.result(20)
     assert line.gather("the start", 2, 5.0) == [2]
     line.hang_up()
@@ -174,8 +177,8 @@ def test_strangers_do_no_harm(meeting, nonsense):
 
 def test_a_lost_chief_ends_a_wait():
     address = parse_address(free_addresses(1)[0])
-    switchboard = Switchboard(address, 2)
-    line = Line(address, 1, 2, 5.0, lambda message: None)
+    switchboard = Switchboard(address, 2, TOKEN)
+    line = Line(address, 1, 2, 5.0, lambda message: None, TOKEN)
     threading.Timer(0.2, switchboard.close).start()
     with pytest.raises(PeerLostError, match="process 0 is gone, while it was waited for at: a name"):
         line.gather("a name", None, 20.0)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ftrain.cluster.mesh import AXES, BATCH_AXES, batch_shard, make_mesh, sizes, split_batch
+from ftrain.cluster.mesh import AXES, BATCH_AXES, batch_shard, check_processes, make_mesh, sizes, split_batch
 
 SIZE = st.sampled_from([-1, 1, 2, 3, 4, 5, 6, 8, 12, 16])
 
@@ -224,3 +224,14 @@ def as_process(port: str, rank: str) -> None:
 
 if __name__ == "__main__":
     as_process(*sys.argv[1:])
+
+
+def test_processes_that_need_not_be_there():
+    assert check_processes(3, 1, batch_size=12) == {"data": 3, "fsdp": 1, "model": 1}
+    assert check_processes(2, 2, batch_size=8, model=4) == {"data": 1, "fsdp": 1, "model": 4}
+    with pytest.raises(ValueError, match="batch_size 8 does not divide over the 3 devices"):
+        check_processes(3, 1, batch_size=8)
+    with pytest.raises(ValueError, match="data must be 3 or -1, got 2"):
+        check_processes(3, 1, batch_size=12, data=2)
+    with pytest.raises(ValueError, match=r"each process must hold one slice .* but has 2 devices with .*model=3"):
+        check_processes(3, 2, batch_size=12, model=3)

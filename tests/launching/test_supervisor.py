@@ -24,6 +24,8 @@ def test_what_a_process_is_given(tmp_path):
     assert [cluster["task"] for cluster in clusters] == [{"type": "worker", "index": index} for index in range(2)]
     assert clusters[0]["cluster"] == clusters[1]["cluster"]
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in clusters[0]["cluster"]["worker"])
+    (token,) = {each["given"].pop("FTRAIN_JOB_TOKEN") for each in facts}
+    assert re.fullmatch("[0-9a-f]{64}", token)
     for each, gpus in zip(facts, ("0,1", "2,3"), strict=True):
         own = {int(each["given"].pop(name)) for name in ("FTRAIN_PROGRESS", "FTRAIN_LIFELINE")}
         assert len(own) == 2
