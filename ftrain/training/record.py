@@ -26,7 +26,7 @@ NAME = "run.json"
 CONFIG = "config.toml"  # a directory with one belongs to a config, which the command line compares itself
 _LIBRARIES = ("ftrain", "jax", "optax", "flax", "equinox", "dm-haiku")
 _OF_A_RUN = re.compile(  # the names of what a run writes to its directory
-    r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|job_token|data\.json|run(\.\d+)?\.json|"
+    r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|data\.json|run(\.\d+)?\.json|"
     r"run\.lock(\.takeover)?|config(\.\d+)?\.toml|faults_\d+\.txt"
 )
 
