@@ -65,14 +65,18 @@ def leaf_specs(directory: Path) -> Specs:
     home = _home(directory)
     try:
         metadata = json.loads((home / _METADATA).read_text())
-        driver, is_database = "zarr3" if metadata.get("use_zarr3") else "zarr", bool(metadata.get("use_ocdbt", True))
+        driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
+        is_database = bool(metadata.get("use_ocdbt", True))
+        # Unless zeros were stored too, which old versions of Orbax left out, a chunk that is missing may be zeros.
+        is_complete = bool(metadata.get("store_array_data_equal_to_fill_value", False))
         entries: Mapping[str, Any] = metadata["tree_metadata"]
         keys = [
             [str(part["key"]) for part in entry["key_metadata"]]
             for entry in entries.values()
             if entry["value_metadata"]["value_type"] not in _EMPTY
         ]
-        return {"/".join(key): _spec(home, ".".join(key), driver, is_database) for key in keys}
+        options = {"driver": driver, "fill_missing_data_reads": not is_complete}
+        return {"/".join(key): options | _place(home, ".".join(key), is_database) for key in keys}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise_if_transient(error, home / _METADATA)
         raise DamagedError(directory, [f"file {home.name}/{_METADATA}: {in_one_line(error)}"]) from error
@@ -119,10 +123,10 @@ def _inner(directory: Path) -> list[Path]:
     return [path for path in paths if exists(path)]
 
 
-def _spec(home: Path, key: str, driver: str, is_database: bool) -> dict[str, Any]:
+def _place(home: Path, key: str, is_database: bool) -> dict[str, Any]:
     base = {"driver": "file", "path": f"{home}/"}
     if is_database:
-        return {"driver": driver, "kvstore": {"driver": "ocdbt", "base": base, "path": f"{key}/"}}
+        return {"kvstore": {"driver": "ocdbt", "base": base, "path": f"{key}/"}}
     if "/" in key or key.startswith(".."):
         raise ValueError(f"leaf {key} is not inside of the checkpoint")
-    return {"driver": driver, "kvstore": {"driver": "file", "path": f"{home}/{key}/"}}
+    return {"kvstore": {"driver": "file", "path": f"{home}/{key}/"}}

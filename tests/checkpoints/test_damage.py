@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as orbax
 import pytest
 import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
@@ -297,3 +298,21 @@ def rewrite_manifest(path: Path, change) -> None:
     contents = json.loads((path / "manifest.json").read_text())["manifest"]
     change(contents)
     (path / "manifest.json").write_text(as_text(contents))
+
+
+@pytest.mark.parametrize("use_zarr3", [False, True])
+def test_a_lost_chunk_of_a_plain_orbax_checkpoint_is_damage(tmp_path, use_zarr3):
+    """Orbax stores zeros too, so that a chunk which is not there was lost; older versions did not, and say nothing."""
+    home = tmp_path / "plain"
+    handler = orbax.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=use_zarr3)
+    with orbax.Checkpointer(handler) as saver:
+        saver.save(home, {"w": jnp.arange(12.0).reshape(3, 4), "zeros": jnp.zeros(5)})
+    assert verify(home) == []
+    chunk = home / "w" / ("c/0/0" if use_zarr3 else "0.0")
+    chunk.unlink()
+    assert verify(home) == ["leaf w cannot be read: its data are missing"]
+    with pytest.raises(DamagedError, match="leaf w cannot be read: its data are missing"):
+        open_reader(home).read("w")
+    metadata = json.loads((home / "_METADATA").read_text())
+    (home / "_METADATA").write_text(json.dumps(metadata | {"store_array_data_equal_to_fill_value": False}))
+    np.testing.assert_array_equal(open_reader(home).read("w"), np.zeros((3, 4)))
