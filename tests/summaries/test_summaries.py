@@ -67,7 +67,8 @@ def test_a_resumed_run_drops_later_lines_and_a_torn_one(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
     assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
-    file = MetricsFile(path, start_step=2)
+    with pytest.warns(UserWarning, match=r"line 4 cannot be read.*moved to .*metrics\.jsonl\.bad"):
+        file = MetricsFile(path, start_step=2)
     file.write(3, {"again": 1.0})
     file.close()
     assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
