@@ -6,17 +6,18 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ftrain.checkpoints.errors import DamagedError
 from ftrain.checkpoints.layout import COMMITTED
-from ftrain.checkpoints.manifest import read_manifest
+from ftrain.checkpoints.manifest import check_time, read_manifest
 from ftrain.checkpoints.retention import KEPT, NEWEST, PASSED, Record, Retention
-from ftrain.formats.whole_files import write_whole
+from ftrain.formats.whole_files import read_whole, write_whole
 
 NAME = "checkpoints.json"
+MAX_BYTES = 1 << 28  # of it
+_MOST_DIGITS = 18  # of a step
 REPLACED = ".replaced"  # behind a step: the old one, while a new one takes its place
 
 
@@ -51,7 +52,8 @@ def numbered(directory: Path) -> list[int]:
         names = [path.name.removesuffix(REPLACED) for path in directory.iterdir() if path.is_dir()]
     except OSError:
         return []
-    return sorted({int(name) for name in names if name.isdecimal() and str(int(name)) == name})
+    steps = [name for name in names if name.isdecimal() and len(name) <= _MOST_DIGITS]
+    return sorted({int(name) for name in steps if str(int(name)) == name})
 
 
 def committed(directory: Path) -> list[int]:
@@ -97,7 +99,7 @@ def _read(path: Path) -> Catalog | None:
     try:
         if not path.is_file():
             return None
-        contents = json.loads(path.read_text())
+        contents = json.loads(read_whole(path, MAX_BYTES))
         records = tuple(_record(each) for each in contents["checkpoints"])
         after = contents["keep_after"]
         retention = Retention(**contents["retention"])
@@ -114,7 +116,7 @@ def _record(contents: dict[str, Any]) -> Record:
         raise ValueError(f"a checkpoint is not {role}")
     metrics = {str(name): float(value) for name, value in contents["metrics"].items()}
     record = Record(int(contents["step"]), float(contents["time"]), metrics, role, bool(contents["pinned"]))
-    datetime.fromtimestamp(record.time)  # which says if it is no time
+    check_time(record.time)
     return record
 
 

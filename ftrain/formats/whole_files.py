@@ -1,7 +1,20 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and read whole up to a limit."""
 
 import os
+import stat
 from pathlib import Path
+
+
+def read_whole(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file; ValueError if it is a pipe or a device, which may never end, or above `max_bytes`."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"it is not a regular file, expected one of at most {max_bytes} bytes")
+    with open(path, "rb") as file:
+        contents = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
+    if status.st_size > max_bytes or len(contents) > max_bytes:
+        raise ValueError(f"it has {max(status.st_size, len(contents))} bytes, expected at most {max_bytes}")
+    return contents
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -162,7 +162,8 @@ PROGRAM = """
     except DamagedRecordError as error:
         print(error)
     damages = []
-    print([len(record) for record in read_records(sys.argv[1], on_damage="skip", damages=damages, **limit)], len(damages))
+    records = read_records(sys.argv[1], on_damage="skip", damages=damages, **limit)
+    print([len(record) for record in records], len(damages))
 """
 
 

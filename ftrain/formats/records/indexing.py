@@ -40,8 +40,8 @@ def index_records(
     """The index of a plain record file, from its sidecar PATH.index if that is up to date, else from the file itself.
 
     "raise" follows the headers and leaves the data unread: a damaged header is an error. "skip" reads everything once
-    and leaves damaged records out. With `sidecar` the index is kept beside the file, where that is possible. A record of
-    more than `max_record_bytes` (256 MiB by default) counts as damaged.
+    and leaves damaged records out. With `sidecar` the index is kept beside the file, where that is possible. A record
+    of more than `max_record_bytes` (256 MiB by default) counts as damaged.
     """
     check_on_damage(on_damage)
     check_max_record_bytes(max_record_bytes)
