@@ -18,6 +18,18 @@ hypothesis.settings.register_profile("tests", deadline=None)  # the first exampl
 hypothesis.settings.load_profile("tests")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--campaign", action="store_true", help="also run the tests that are marked as a campaign")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--campaign"):
+        skip = pytest.mark.skip(reason="a campaign: runs with --campaign")
+        for item in items:
+            if item.get_closest_marker("campaign"):
+                item.add_marker(skip)
+
+
 @pytest.fixture
 def pipeline() -> Pipeline:
     """Batches of 8 from 64 examples of a linear problem."""

@@ -152,5 +152,5 @@ def as_text(contents: Mapping[str, Any]) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"{'/'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+        return f"{'/'.join(map(str, first['loc'])):.80}: {first['msg']:.200}"
     return in_one_line(error)

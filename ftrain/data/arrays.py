@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ftrain.data.source import Batch
-from ftrain.formats.npy import as_value_error, read_npy_header
+from ftrain.formats.npy import as_value_error, check_compression, read_npy_header
 
 MAX_UNPACKED_BYTES = 1 << 32  # of one compressed array, by default; 4 GiB
 _DEFLATED = 1032  # bytes that one deflated byte can stand for
@@ -111,6 +111,7 @@ def _map_npz(path: Path, limit: int) -> dict[str, np.ndarray]:
 
 def _map_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, limit: int) -> np.ndarray:
     with as_value_error(f"{path}: array {info.filename} cannot be read"):
+        check_compression(info)
         with archive.open(info) as member:
             header = read_npy_header(member)
             begin = member.tell()

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import lzma
 import math
 import struct
 import warnings
@@ -18,7 +17,7 @@ MAX_HEADER_BYTES = 10_000  # numpy's own limit
 _MAX_RANK = 64  # numpy's
 _MAX_BYTES = 1 << 62
 _ARCHIVE_ERRORS = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, NotImplementedError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError),
     *(ValueError, KeyError, IndexError, OverflowError, TypeError),
 )
 
@@ -59,6 +58,12 @@ def read_npy_header(file: IO[bytes]) -> NpyHeader:
     if math.prod(max(side, 1) for side in shape) * max(dtype.itemsize, 1) > _MAX_BYTES:
         raise ValueError(f"its shape is {_short(shape)}, too large for any memory")
     return NpyHeader(shape, is_fortran, dtype)
+
+
+def check_compression(member: zipfile.ZipInfo) -> None:
+    """Raise ValueError unless a member is stored or deflated, as numpy writes them: others can claim any memory."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"its compression is {member.compress_type}, expected 0 (stored) or 8 (deflated)")
 
 
 @contextmanager

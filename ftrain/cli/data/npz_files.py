@@ -13,7 +13,7 @@ from ftrain.cli.data.column_kinds import as_floats
 from ftrain.cli.data.errors import DataCommandError, printable
 from ftrain.cli.data.progress import Bar
 from ftrain.cli.data.text_files import Row
-from ftrain.formats.npy import NpyHeader, as_value_error, read_npy_header
+from ftrain.formats.npy import NpyHeader, as_value_error, check_compression, read_npy_header
 from ftrain.formats.records.framing import MAX_RECORD_BYTES
 
 _CHUNK = 1 << 20  # bytes of all arrays together that are read at once, more or less
@@ -69,6 +69,7 @@ class _Column:
         self.name = member.filename.removesuffix(".npy")
         self._where = f"{path}: array {printable(self.name)}"
         with _refusing(f"{self._where} cannot be read"):
+            check_compression(member)
             self._file: IO[bytes] = members.enter_context(archive.open(member))
             header = read_npy_header(self._file)
         shape, by_columns, self.dtype = header
