@@ -10,10 +10,12 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"it is not a regular file, expected one of at most {max_bytes} bytes")
+    if status.st_size > max_bytes:
+        raise ValueError(f"it has {status.st_size} bytes, expected at most {max_bytes}")
     with open(path, "rb") as file:
-        contents = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
-    if status.st_size > max_bytes or len(contents) > max_bytes:
-        raise ValueError(f"it has {max(status.st_size, len(contents))} bytes, expected at most {max_bytes}")
+        contents = file.read(status.st_size + 1)  # takes as much memory as is asked for, before it reads
+    if len(contents) > status.st_size:
+        raise ValueError(f"it grew beyond its {status.st_size} bytes while it was read")
     return contents
 
 
