@@ -20,6 +20,18 @@ hypothesis.settings.register_profile("tests", deadline=None)  # the first exampl
 hypothesis.settings.load_profile("tests")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--campaign", action="store_true", help="also run the tests that are marked as a campaign")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--campaign"):
+        skip = pytest.mark.skip(reason="a campaign: runs with --campaign")
+        for item in items:
+            if item.get_closest_marker("campaign"):
+                item.add_marker(skip)
+
+
 @pytest.fixture(autouse=True)
 def interrupts_are_not_ignored():
     """In the background of a script SIGINT is ignored; a test that sends itself one expects it to arrive."""

@@ -4,20 +4,21 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ftrain.checkpoints.errors import DamagedError
 from ftrain.checkpoints.layout import COMMITTED
 from ftrain.checkpoints.lock import wait_for
-from ftrain.checkpoints.manifest import read_manifest
+from ftrain.checkpoints.manifest import check_time, read_manifest
 from ftrain.checkpoints.retention import KEPT, NEWEST, PASSED, Record, Retention
-from ftrain.formats.whole_files import write_whole
+from ftrain.formats.whole_files import read_whole, write_whole
 from ftrain.storage import exists, is_directory, is_file, list_names
 
 NAME = "checkpoints.json"
 LOCK = ".catalog.lock"  # held while the catalog is changed; a file, because NFS locks no directory
+MAX_BYTES = 1 << 28  # of it
+_MOST_DIGITS = 18  # of a step
 REPLACED = ".replaced"  # behind a step: the old one, while a new one takes its place
 
 
@@ -49,8 +50,12 @@ class Catalog:
 def numbered(directory: Path) -> list[int]:
     """The steps that there are directories of, finished or not, smallest first."""
     listed = {name: name.removesuffix(REPLACED) for name in list_names(directory)}
-    steps = {name: step for name, step in listed.items() if step.isdecimal() and str(int(step)) == step}
+    steps = {name: step for name, step in listed.items() if _is_step(step)}
     return sorted({int(step) for name, step in steps.items() if is_directory(directory / name)})
+
+
+def _is_step(name: str) -> bool:
+    return name.isdecimal() and len(name) <= _MOST_DIGITS and str(int(name)) == name
 
 
 def committed(directory: Path) -> list[int]:
@@ -92,7 +97,7 @@ def _read(path: Path) -> Catalog | None:
     try:
         if not is_file(path):
             return None
-        contents = json.loads(path.read_text())
+        contents = json.loads(read_whole(path, MAX_BYTES))
         records = tuple(_record(each) for each in contents["checkpoints"])
         after = contents["keep_after"]
         retention = Retention(**contents["retention"])
@@ -111,7 +116,7 @@ def _record(contents: dict[str, Any]) -> Record:
         raise ValueError(f"a checkpoint is not {role}")
     metrics = {str(name): float(value) for name, value in contents["metrics"].items()}
     record = Record(int(contents["step"]), float(contents["time"]), metrics, role, bool(contents["pinned"]))
-    datetime.fromtimestamp(record.time)  # which says if it is no time
+    check_time(record.time)
     return record
 
 

@@ -16,12 +16,14 @@ import tensorstore as ts
 
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, in_one_line
 from ftrain.checkpoints.snapshot import Index
+from ftrain.formats.whole_files import read_whole
 from ftrain.storage import exists, is_directory, list_names, raise_if_transient
 
 COMMITTED = "commit_success.txt"  # Orbax writes it last
 _METADATA = "_METADATA"
 _EMPTY = ("None", "Dict", "List", "Tuple", "NamedTuple")  # values that Orbax only notes
 _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+_MAX_METADATA = 1 << 28  # bytes, by default
 _UNCACHED = {"cache_pool": {"total_bytes_limit": 0}}  # everything is read once
 
 Specs = dict[str, dict[str, Any]]
@@ -60,11 +62,11 @@ def is_tree(directory: Path) -> bool:
     return any(exists(path) for path in (*marks, *_inner(directory)))
 
 
-def leaf_specs(directory: Path) -> Specs:
-    """Where each leaf of a checkpoint is, for tensorstore, by the leaf's name."""
+def leaf_specs(directory: Path, *, max_bytes: int = _MAX_METADATA) -> Specs:
+    """Where each leaf of a checkpoint is, for tensorstore, by the leaf's name; its metadata have up to `max_bytes`."""
     home = _home(directory)
     try:
-        metadata = json.loads((home / _METADATA).read_text())
+        metadata = json.loads(read_whole(home / _METADATA, max_bytes))
         driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
         is_database = bool(metadata.get("use_ocdbt", True))
         # Unless zeros were stored too, which old versions of Orbax left out, a chunk that is missing may be zeros.

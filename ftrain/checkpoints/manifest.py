@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -13,19 +15,32 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.checkpoints.errors import DamagedError, in_one_line
 from ftrain.checkpoints.snapshot import Index
-from ftrain.formats.whole_files import write_whole
+from ftrain.formats.whole_files import read_whole, write_whole
 from ftrain.storage import is_file, raise_if_transient
 
 NAME = "manifest.json"
 MARK: dict[str, Any] = {"ftrain": {"manifest": NAME}}  # in the metadata of Orbax: there must be one
+MAX_BYTES = 1 << 28  # of a manifest, by default; 256 MiB
 _LARGEST = 1 << 62  # bytes of a leaf
+_LONGEST_NAME = 255  # bytes of a name in a directory
 
 
 def _inside(name: str) -> str:
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
         raise ValueError(f"file {name!r} is not inside of the checkpoint")
+    if max(len(os.fsencode(part)) for part in parts) > _LONGEST_NAME:
+        raise ValueError(f"file {name[:40]!r}... has a name of more than {_LONGEST_NAME} bytes")
     return name
+
+
+def check_time(seconds: float) -> float:
+    """Return seconds since 1970 as they are; ValueError if they are NaN, infinite or beyond the calendar."""
+    try:
+        datetime.fromtimestamp(seconds)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"{seconds} is not a time in seconds since 1970") from None
+    return seconds
 
 
 def _known(name: str) -> str:
@@ -59,7 +74,7 @@ class Leaf(_Strict):
 
 class Manifest(_Strict):
     step: NonNegativeInt
-    time: float  # when it was taken, in seconds since 1970
+    time: Annotated[float, AfterValidator(check_time)]  # when it was taken, in seconds since 1970
     metrics: dict[str, float]
     not_finite: list[str]  # leaves that make it suspect
     leaves: dict[str, Leaf]
@@ -74,15 +89,15 @@ class Manifest(_Strict):
         write_whole(directory / NAME, self.as_text())
 
 
-def read_manifest(directory: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None if none was ever written, as by plain Orbax."""
+def read_manifest(directory: Path, *, max_bytes: int = MAX_BYTES) -> Manifest | None:
+    """The manifest of a checkpoint, of up to `max_bytes`; None if none was ever written, as by plain Orbax."""
     path = directory / NAME
     if not is_file(path):
         if _was_promised(directory):
             raise DamagedError(directory, [f"file {NAME} is missing"])
         return None
     try:
-        text = path.read_text()
+        text = read_whole(path, max_bytes).decode()
         contents = json.loads(text)["manifest"]
         manifest = Manifest.model_validate(contents)
         if text != as_text(contents):
@@ -129,7 +144,7 @@ def parse_place(place: str) -> Index:
 
 def _was_promised(directory: Path) -> bool:
     try:
-        said = json.loads((directory / "_CHECKPOINT_METADATA").read_text())
+        said = json.loads(read_whole(directory / "_CHECKPOINT_METADATA", MAX_BYTES))
         return "ftrain" in said["custom_metadata"]
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, RecursionError):
         return False
@@ -144,5 +159,5 @@ def as_text(contents: Mapping[str, Any]) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"{'/'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+        return f"{'/'.join(map(str, first['loc'])):.80}: {first['msg']:.200}"
     return in_one_line(error)

@@ -39,8 +39,10 @@ class Retention:
             raise ValueError(f"keep_every_steps must be a whole number >= 1, got {self.every_steps!r}")
         if self.every_hours is not None and not self.every_hours > 0:
             raise ValueError(f"keep_every_hours must be > 0, got {self.every_hours}")
-        if self.best < 0:
-            raise ValueError(f"keep_best must be >= 0, got {self.best}")
+        if not isinstance(self.best, int) or self.best < 0:
+            raise ValueError(f"keep_best must be >= 0, got {self.best!r}")
+        if not isinstance(self.metric, str):
+            raise ValueError(f"best_metric must be a name, got {self.metric!r}")
         if self.mode not in ("min", "max", None):
             raise ValueError(f"best_mode must be 'min' or 'max', got {self.mode!r}")
         if self.best and self.mode is None and self.metric != "loss":

@@ -2,7 +2,6 @@
 
 import os
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -10,7 +9,12 @@ from typing import Any, Self
 import numpy as np
 
 from ftrain.data.source import Batch
+from ftrain.formats.npy import as_value_error, check_compression, read_npy_header
 from ftrain.paths import absolute
+
+MAX_UNPACKED_BYTES = 1 << 32  # of one compressed array, by default; 4 GiB
+_DEFLATED = 1032  # bytes that one deflated byte can stand for
+_SMALL = 1 << 16
 
 Files = str | Path | Mapping[str, str | Path]
 
@@ -23,6 +27,7 @@ class ArraySource:
             raise TypeError(f"an ArraySource takes arrays by name, {{'x': array}}, got {type(arrays).__name__}")
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._files: Files | None = None
+        self._limit = MAX_UNPACKED_BYTES
         self._marks: list[tuple[str | Path, int]] = []  # mapped files and their sizes
         if not self.arrays:
             raise ValueError("an ArraySource needs at least one array")
@@ -34,16 +39,17 @@ class ArraySource:
             raise ValueError(f"arrays must have the same number of examples, got {lengths}")
 
     @classmethod
-    def open(cls, files: Files) -> Self:
+    def open(cls, files: Files, *, max_unpacked_bytes: int = MAX_UNPACKED_BYTES) -> Self:
         """Arrays mapped from an .npz file, from an .npy file (by its stem), or from .npy files by name.
 
-        Nothing is read before it is asked for, but for an .npz file that is compressed: that one is read whole.
+        Nothing is read before it is asked for, but for an .npz file that is compressed: that one is read whole. An
+        array of it that takes more than `max_unpacked_bytes` (4 GiB by default) is refused.
         """
         found = (
             {name: absolute(path) for name, path in files.items()} if isinstance(files, Mapping) else absolute(files)
         )
-        source = cls(_map_files(found))
-        source._files, source._marks = found, _marks(found)
+        source = cls(_map_files(found, max_unpacked_bytes))
+        source._files, source._marks, source._limit = found, _marks(found), max_unpacked_bytes
         return source
 
     def __len__(self) -> int:
@@ -64,12 +70,12 @@ class ArraySource:
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that is sent this source maps the files anew; the arrays themselves would be copied.
-        return vars(self) if self._files is None else {"_files": self._files}
+        return vars(self) if self._files is None else {"_files": self._files, "_limit": self._limit}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         if self._files is not None:
-            self.arrays, self._marks = _map_files(self._files), _marks(self._files)
+            self.arrays, self._marks = _map_files(self._files, self._limit), _marks(self._files)
 
 
 def _marks(files: Files) -> list[tuple[str | Path, int]]:
@@ -77,48 +83,50 @@ def _marks(files: Files) -> list[tuple[str | Path, int]]:
     return [(path, os.stat(path).st_size) for path in paths]
 
 
-def _map_files(files: Files) -> dict[str, np.ndarray]:
+def _map_files(files: Files, limit: int) -> dict[str, np.ndarray]:
     if isinstance(files, Mapping):
         return {name: _map_npy(Path(path)) for name, path in files.items()}
     path = Path(files)
     if zipfile.is_zipfile(path):
-        return _map_npz(path)
+        return _map_npz(path, limit)
     return {path.stem: _map_npy(path)}
 
 
 def _map_npy(path: Path) -> np.ndarray:
-    try:
+    with as_value_error(f"{path} cannot be mapped as an .npy file"):
         with open(path, "rb") as file:
-            np.lib.format.read_magic(file)  # numpy would try other formats, damaged archives among them
+            read_npy_header(file)  # numpy would try other formats, damaged archives among them
         return np.load(path, mmap_mode="r")
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be mapped as an .npy file: {error}") from None
 
 
-def _map_npz(path: Path) -> dict[str, np.ndarray]:
+def _map_npz(path: Path, limit: int) -> dict[str, np.ndarray]:
     """The arrays of an archive, each mapped where it lies in the file if it is stored as it is."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {info.filename.removesuffix(".npy"): _map_member(archive, info, path) for info in archive.infolist()}
-    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as an .npz file: {error}") from None
+    with as_value_error(f"{path} cannot be read as an .npz file"):
+        archive = zipfile.ZipFile(path)
+    with archive:
+        members = archive.infolist()
+        return {info.filename.removesuffix(".npy"): _map_member(archive, info, path, limit) for info in members}
 
 
-def _map_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
-    try:
+def _map_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, limit: int) -> np.ndarray:
+    with as_value_error(f"{path}: array {info.filename} cannot be read"):
+        check_compression(info)
         with archive.open(info) as member:
-            if info.compress_type != zipfile.ZIP_STORED:
-                return np.lib.format.read_array(member)
-            version = np.lib.format.read_magic(member)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, is_fortran, dtype = read(member)
+            header = read_npy_header(member)
             begin = member.tell()
-        if dtype.hasobject:
+        if header.dtype.hasobject:
             raise ValueError("it holds Python objects")
-        offset = _data_offset(path, info) + begin
-        return np.memmap(path, dtype, "r", offset, shape, "F" if is_fortran else "C")
-    except (ValueError, EOFError, zlib.error, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: array {info.filename} cannot be read: {error}") from None
+        if header.bytes > info.file_size - begin:
+            raise ValueError(f"its shape {header.shape} takes {header.bytes} bytes, and there are fewer")
+        if info.compress_type == zipfile.ZIP_STORED:
+            offset = _data_offset(path, info) + begin
+            return np.memmap(path, header.dtype, "r", offset, header.shape, "F" if header.is_fortran else "C")
+        if header.bytes > limit:
+            raise ValueError(f"it takes {header.bytes} bytes, more than max_unpacked_bytes={limit}")
+        if info.compress_type == zipfile.ZIP_DEFLATED and header.bytes > _SMALL + _DEFLATED * info.compress_size:
+            raise ValueError(f"it takes {header.bytes} bytes, more than its {info.compress_size} can hold")
+        with archive.open(info) as member:
+            return np.lib.format.read_array(member)
 
 
 def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:

@@ -23,6 +23,7 @@ from ftrain.formats import (
     parse_sequence_examples,
 )
 from ftrain.formats.examples.columns import as_objects
+from ftrain.formats.records.framing import MAX_RECORD_BYTES
 from ftrain.formats.records.reading import OnDamage
 
 _LOOKED_AT = 32  # records
@@ -46,6 +47,7 @@ class RecordSource:
       verify: the checksum of every record that is read.
       cache: a directory to which compressed files are unpacked, once; only plain ones can be read in any order.
       sidecar: keep the index of each file beside it, as FILE.index, for the next time.
+      max_record_bytes: a longer record counts as damaged; 256 MiB by default.
     """
 
     def __init__(
@@ -58,9 +60,17 @@ class RecordSource:
         verify: bool = True,
         cache: str | Path | None = None,
         sidecar: bool = True,
+        max_record_bytes: int = MAX_RECORD_BYTES,
     ):
         self._decode = _Decoder(spec, sequence)
-        self.files = RecordFiles(files, on_damage=on_damage, verify=verify, cache=cache, sidecar=sidecar)
+        self.files = RecordFiles(
+            files,
+            on_damage=on_damage,
+            verify=verify,
+            cache=cache,
+            sidecar=sidecar,
+            max_record_bytes=max_record_bytes,
+        )
         if self.damages:
             warnings.warn(f"{len(self.damages)} damaged records are left out, first: {self.damages[0]}", stacklevel=2)
         if spec and sequence is None:

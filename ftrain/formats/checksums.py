@@ -33,6 +33,43 @@ def masked_length_crcs(lengths: np.ndarray) -> np.ndarray:
     return mask_crcs(crcs)
 
 
+def shift_crc(crc: int, zeros: int) -> int:
+    """What `crc`, of some bytes, contributes to the CRC-32C of these bytes and `zeros` bytes after them.
+
+    So crc(a + b) == shift_crc(crc(a), len(b)) ^ crc(b): the checksum of a part comes from those of two beginnings.
+    """
+    power = 0
+    while zeros:
+        if zeros & 1:
+            first, second, third, fourth = _shift_tables(power)
+            crc = first[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255] ^ fourth[crc >> 24]
+        zeros >>= 1
+        power += 1
+    return crc
+
+
+@cache
+def _shift_tables(power: int) -> list[list[int]]:
+    """The shift by 2**power bytes of each byte in each of the four places of a checksum."""
+    if power == 0:
+        bits = [_shift_bits(1 << bit) for bit in range(32)]
+    else:
+        bits = [shift_crc(shift_crc(1 << bit, 1 << power - 1), 1 << power - 1) for bit in range(32)]
+    tables = []
+    for place in range(0, 32, 8):
+        table = [0]
+        for bit in bits[place : place + 8]:  # the shift is linear: that of two bits is the sum of theirs
+            table += [bit ^ other for other in table]
+        tables.append(table)
+    return tables
+
+
+def _shift_bits(crc: int) -> int:
+    for _ in range(8):
+        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)  # the polynomial, its bits in reverse
+    return crc
+
+
 @cache
 def _length_tables() -> tuple[int, np.ndarray]:
     """The checksum of 8 zero bytes, and what each byte in each place changes in it: a CRC is linear."""

@@ -25,12 +25,14 @@ from ftrain.formats.tf_bundle import (
     slice_box,
     slice_key,
 )
+from ftrain.formats.whole_files import read_whole
 from ftrain.paths import PathError, expanded
 from ftrain.storage import is_file, raise_if_transient
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VERSION = 1  # of the format, as it is known here
-_MAX_INDEX = 1 << 28  # bytes; an index has about 100 for each variable
+MAX_INDEX_BYTES = 1 << 28  # by default; an index has about 100 for each variable
+_MAX_STATE = 1 << 24  # bytes of a file named checkpoint
 _CHUNK = 1 << 20
 # Text without escapes that protobuf would let Python guess at, with a warning.
 _KNOWN_ESCAPES = re.compile(r"""(?:[^\\]|\\(?:[abfnrtvxuU\\'"]|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])))*""")
@@ -55,19 +57,20 @@ class TfCheckpointState(NamedTuple):
 class TfCheckpoint:
     """A checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`; opening it reads the index only.
 
-    `variables` has shape and dtype of each variable, sorted by name; a partitioned one is there once, as a whole.
+    `variables` has shape and dtype of each variable, sorted by name; a partitioned one is there once, as a whole. An
+    index of more than `max_index_bytes` (256 MiB by default) is refused.
     """
 
     variables: Mapping[str, TfVariable]
 
-    def __init__(self, prefix: str | Path):
+    def __init__(self, prefix: str | Path, *, max_index_bytes: int = MAX_INDEX_BYTES):
         try:
             self._prefix = expanded(prefix)
         except PathError as error:
             raise TfCheckpointError(f"{error}; no such file; the prefix of a checkpoint is a local path") from None
         self._index = f"{self._prefix}.index"
         try:
-            table = read_table(_read_index(self._index))
+            table = read_table(_read_index(self._index, max_index_bytes))
             self._shards = _read_header(next(table, None))
             self._entries = {key: Entry.parse(key, value) for key, value in table}
             self.variables = MappingProxyType(_list_variables(self._entries))
@@ -157,7 +160,7 @@ def latest_tf_checkpoint(directory: str | Path) -> Path | None:
     if not is_file(path):
         return None
     try:
-        latest = parse_state(path.read_bytes().decode()).latest
+        latest = parse_state(read_whole(path, _MAX_STATE).decode()).latest
     except (ValueError, OSError) as error:
         raise_if_transient(error, path)
         raise TfCheckpointError(f"{path}: {error}") from None
@@ -195,13 +198,11 @@ class _Span(NamedTuple):
     size: int
 
 
-def _read_index(path: str) -> bytes:
+def _read_index(path: str, max_bytes: int) -> bytes:
     if not is_file(Path(path)):
         raise ValueError("no such file; the prefix of a checkpoint is the path of its index without .index")
     try:
-        if os.path.getsize(path) > _MAX_INDEX:
-            raise ValueError(f"it has {os.path.getsize(path)} bytes, an index up to {_MAX_INDEX}")
-        return Path(path).read_bytes()
+        return read_whole(Path(path), max_bytes)
     except OSError as error:
         raise_if_transient(error, path)
         raise ValueError(f"it cannot be read: {error}") from None

@@ -4,26 +4,36 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple, NoReturn
 
 from ftrain.paths import local_path
 from ftrain.summaries.values import plain_step, plain_value
+
+MAX_LINE_BYTES = 1 << 26  # 64 MiB
+ASIDE = ".bad"  # appended to the name of the file that receives lines that cannot be read
+_PIECE = 1 << 20  # bytes of a line above the limit that are read at once
 
 
 class MetricsFile:
     """Appends lines `{"step": 100, "time": ..., "loss": ...}` to a file.
 
     `start_step` is the step the run starts from: lines of later steps, from a run that was interrupted, are dropped,
-    because those steps are taken again. A last line that was cut off is dropped too.
+    because those steps are taken again. The other lines keep their bytes.
+
+    Lines that cannot be read do not stop a run: they are moved to `metrics.jsonl.bad` beside the file, with one
+    warning. These are lines that are not UTF-8, not a JSON object with an integer "step", cut short, or longer than
+    `max_line_bytes` (64 MiB by default), which are copied in pieces and never held in memory.
     """
 
-    def __init__(self, path: str | Path, *, start_step: int = 0):
+    def __init__(self, path: str | Path, *, start_step: int = 0, max_line_bytes: int = MAX_LINE_BYTES):
+        _check_limit(max_line_bytes)
         self.path = local_path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            _rewind(self.path, start_step)
+        if self.path.is_file():
+            _rewind(self.path, start_step, max_line_bytes)
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
@@ -36,27 +46,155 @@ class MetricsFile:
         self._file.close()
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, oldest first; a last line that is still being written is left out."""
-    lines = local_path(path).read_text(encoding="utf-8").splitlines()
-    return [line for line in map(_parse, lines) if line is not None]
+def read_metrics(path: str | Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file, oldest first.
+
+    Lines that cannot be read, as `MetricsFile` defines them, are skipped with one warning; a last line that is still
+    being written is skipped without one.
+    """
+    _check_limit(max_line_bytes)
+    found: list[dict[str, Any]] = []
+    bad = _BadLines()
+    with open(local_path(path), "rb") as file:
+        for line in _lines(file, max_line_bytes):
+            fields = _parse(line)
+            if fields is not None:
+                found.append(fields)
+            elif line.is_complete:
+                bad.add(line.number)
+            _skip_rest(file, line)
+    if bad.count:
+        warnings.warn(f"{path}: {bad}; skipped", stacklevel=2)
+    return found
 
 
-def _rewind(path: Path, start_step: int) -> None:
-    kept = [line for line in read_metrics(path) if line.get("step", math.inf) <= start_step]
-    beside = path.with_name(path.name + ".new")
-    beside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    os.replace(beside, path)
+class _Line(NamedTuple):
+    number: int  # from 1
+    data: bytes  # with its end; only the first bytes of a line that is too long
+    is_complete: bool  # False for a last line without an end
+    is_too_long: bool
+
+
+def _lines(file: IO[bytes], limit: int) -> Iterator[_Line]:
+    """Yield every line that is not blank; the caller reads or skips the rest of a line that is too long."""
+    number = 0
+    while data := file.readline(limit + 1):
+        number += 1
+        is_too_long = len(data) > limit and not data.endswith(b"\n")
+        if is_too_long or data.strip():
+            yield _Line(number, data, is_too_long or data.endswith(b"\n"), is_too_long)
+
+
+def _rest(file: IO[bytes], line: _Line) -> Iterator[bytes]:
+    """Yield what follows the first bytes of a line that is too long, in pieces."""
+    piece = b"" if line.is_too_long else b"\n"
+    while not piece.endswith(b"\n") and (piece := file.readline(_PIECE)):
+        yield piece
+
+
+def _skip_rest(file: IO[bytes], line: _Line) -> None:
+    for _ in _rest(file, line):
+        pass
+
+
+def _parse(line: _Line) -> dict[str, Any] | None:
+    """Return the fields of a line; None if it cannot be read."""
+    if line.is_too_long:
+        return None
+    try:
+        text = line.data.decode("utf-8-sig" if line.number == 1 else "utf-8")
+        fields = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):  # bytes, JSON, a number of too many digits; lists nested too deep
+        return None
+    step = fields.get("step") if isinstance(fields, dict) else None
+    is_step = isinstance(step, int) and not isinstance(step, bool) and -(1 << 63) <= step < 1 << 63
+    return fields if is_step else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _rewind(path: Path, start_step: int, limit: int) -> None:
+    """Drop the lines of later steps and move those that cannot be read aside; nothing is written if there are none."""
+    path = path.resolve()  # a link stays a link
+    beside = path.with_name(f"{path.name}.new")
+    aside = path.with_name(path.name + ASIDE)
+    bad = _BadLines()
+    is_changed = False
+    try:
+        with open(path, "rb") as file, open(beside, "wb") as kept, _Aside(aside) as others:
+            for line in _lines(file, limit):
+                fields = _parse(line)
+                if fields is None:
+                    bad.add(line.number)
+                    others.write(line.data, _rest(file, line))
+                elif fields["step"] <= start_step:
+                    kept.write(line.data if line.is_complete else line.data + b"\n")
+                    is_changed |= not line.is_complete
+                else:
+                    is_changed = True
+            _flush(kept)
+        if bad.count or is_changed:
+            os.replace(beside, path)  # after the other lines are on disk: a crash here repeats, it does not lose
+    finally:
+        beside.unlink(missing_ok=True)
+    if bad.count:
+        warnings.warn(f"{path}: {bad}; moved to {aside}", stacklevel=3)
+
+
+class _BadLines:
+    """How many lines cannot be read, and the number of the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = 0
+
+    def add(self, number: int) -> None:
+        self.first = self.first or number
+        self.count += 1
+
+    def __str__(self) -> str:
+        found = f"line {self.first}" if self.count == 1 else f"{self.count} lines, the first is line {self.first},"
+        return f"{found} cannot be read, expected a JSON object with an integer step"
+
+
+class _Aside:
+    """The file of lines that cannot be read; it is created with the first of them."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def write(self, data: bytes, rest: Iterator[bytes]) -> None:
+        if self._file is None:
+            self._file = open(self._path, "ab")  # noqa: SIM115 - closed by __exit__
+        last = data
+        self._file.write(data)
+        for last in rest:
+            self._file.write(last)
+        if not last.endswith(b"\n"):
+            self._file.write(b"\n")
+
+    def __enter__(self) -> "_Aside":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            _flush(self._file)
+            self._file.close()
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ValueError(f"max_line_bytes is {limit}; it must be at least 1")
 
 
 def _as_json(value: float | str) -> float | str:
     # JSON has no word for these; as strings, float() still reads them.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        parsed = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return parsed if isinstance(parsed, dict) else None

@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 
-from ftrain.formats import frame_record, read_records
+from ftrain.formats import DamagedRecordError, frame_record, read_records
+from ftrain.formats.records.compression import detect_compression
+from ftrain.formats.records.framing import FRAME, MAX_RECORD_BYTES
 from ftrain.paths import local_path
 from ftrain.summaries.values import plain_step, plain_value
 
@@ -61,10 +64,25 @@ class SummaryWriter:
         self._file.write(frame_record(event.SerializeToString()))
 
 
-def read_events(path: str | Path) -> Iterator[Event]:
-    """Every event of a file; a damaged record is an error that says where."""
-    for record in read_records(local_path(path)):
-        yield Event.FromString(record)
+def read_events(path: str | Path, *, max_record_bytes: int = MAX_RECORD_BYTES) -> Iterator[Event]:
+    """Yield every event of a file; DamagedRecordError where a record is damaged or is not an event.
+
+    A record of more than `max_record_bytes` (256 MiB by default) counts as damaged.
+    """
+    path = local_path(path)
+    offset = 0
+    for number, record in enumerate(read_records(path, max_record_bytes=max_record_bytes)):
+        try:
+            event = Event.FromString(record)
+        except DecodeError:
+            reason = f"its {len(record)} bytes are not an event"
+            raise DamagedRecordError(path, number, offset, reason, uncompressed=_is_compressed(path)) from None
+        yield event
+        offset += len(record) + FRAME
+
+
+def _is_compressed(path: str | Path) -> bool:
+    return detect_compression(path) is not None
 
 
 def _summary(name: str, value: float | str) -> Summary.Value:

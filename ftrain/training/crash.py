@@ -100,7 +100,17 @@ def read_crash(run: str | Path, step: int | None = None) -> Crash:
     if step is None:
         step = max(there, key=lambda each: (run / CRASHES / str(each) / _FACTS).stat().st_mtime)
     directory = run / CRASHES / str(step)
-    return Crash(directory, json.loads((directory / _FACTS).read_text(encoding="utf-8")))
+    return Crash(directory, _read_facts(directory / _FACTS))
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts["step"], int) or not isinstance(facts["notes"], list):
+            raise ValueError("it has no step, or no notes")
+        return facts | {"error": str(facts["error"]), "message": str(facts["message"])}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise LookupError(f"{path} is damaged: {error}; the bundle cannot be replayed") from None
 
 
 def versions() -> dict[str, str]:

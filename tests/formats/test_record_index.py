@@ -34,9 +34,9 @@ def walks(monkeypatch):
     """The files that were indexed anew."""
     seen = []
 
-    def walk(path, on_damage):
+    def walk(path, on_damage, limit):
         seen.append((path.name, on_damage))
-        return original(path, on_damage)
+        return original(path, on_damage, limit)
 
     original = indexing.walk_frames
     monkeypatch.setattr(indexing, "walk_frames", walk)

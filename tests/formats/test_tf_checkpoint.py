@@ -359,7 +359,7 @@ def test_a_hostile_index_is_refused_with_its_reason_before_memory_is_spent(tmp_p
 def test_an_index_of_absurd_length_is_not_read(tmp_path):
     with open(tmp_path / "model.index", "wb") as file:
         file.truncate(1 << 40)  # takes no room on a disk
-    with little_memory(), pytest.raises(TfCheckpointError, match="has 1099511627776 bytes, an index up to"):
+    with little_memory(), pytest.raises(TfCheckpointError, match="has 1099511627776 bytes, expected at most"):
         TfCheckpoint(tmp_path / "model")
 
 
@@ -378,3 +378,10 @@ def test_blocks_of_any_bytes_under_right_checksums_raise_nothing_else(tmp_path_f
     prefix.with_name("model.index").write_bytes(table([], blocks=blocks))
     with pytest.raises(TfCheckpointError):
         TfCheckpoint(prefix)
+
+
+def test_the_limit_of_an_index_can_be_set(tmp_path):
+    prefix = write(tmp_path / "c", {b"w": FULL}, FLOATS)
+    with pytest.raises(TfCheckpointError, match=r"model\.index: it has \d+ bytes, expected at most 10"):
+        TfCheckpoint(prefix, max_index_bytes=10)
+    assert list(TfCheckpoint(prefix).variables) == ["w"]

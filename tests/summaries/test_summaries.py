@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from ftrain.formats import DamagedRecordError, frame_record
 from ftrain.summaries import MetricsFile, SummaryWriter, read_events, read_metrics
 
 
@@ -67,7 +68,8 @@ def test_a_resumed_run_drops_later_lines_and_a_torn_one(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
     assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
-    file = MetricsFile(path, start_step=2)
+    with pytest.warns(UserWarning, match=r"line 4 cannot be read.*moved to .*metrics\.jsonl\.bad"):
+        file = MetricsFile(path, start_step=2)
     file.write(3, {"again": 1.0})
     file.close()
     assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
@@ -140,3 +142,18 @@ def test_a_traced_value_is_an_error_with_its_name(tmp_path):
         pytest.raises(TypeError, match="loss is an array of float32 that cannot be"),
     ):
         jax.jit(lambda loss: writer.write(1, {"loss": loss}))(1.0)
+
+
+@pytest.mark.parametrize("payload", [b"\xff" * 20, b"\x0a\x05ab", b"\x2a\xff\xff\xff\xff\x7f"])
+def test_a_record_that_is_not_an_event_is_an_error_with_its_place(tmp_path, payload):
+    with SummaryWriter(tmp_path) as writer:
+        writer.write(1, {"loss": 0.5})
+    offset = writer.path.stat().st_size
+    with open(writer.path, "ab") as file:
+        file.write(frame_record(payload))
+    found = []
+    wanted = rf"record 3 at byte {offset} is damaged: its {len(payload)} bytes are not an event"
+    with pytest.raises(DamagedRecordError, match=wanted):
+        found.extend(event.step for event in read_events(writer.path))
+    with pytest.raises(DamagedRecordError, match="more than max_record_bytes=1"):
+        list(read_events(writer.path, max_record_bytes=1))

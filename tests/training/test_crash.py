@@ -220,3 +220,12 @@ def test_a_bundle_that_cannot_be_written_does_not_hide_the_error(pipeline, tmp_p
     with pytest.raises(NotFiniteError) as caught:
         train(small(pipeline), [StopOnNaN(), CrashBundle(tmp_path), StopAtStep(40)])
     assert any("closing failed too" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("facts", ["{", "[]", '{"step": "x"}', "[" * 100_000])
+def test_a_damaged_bundle_is_named(tmp_path, facts):
+    bundle = tmp_path / "crash" / "3"
+    bundle.mkdir(parents=True)
+    (bundle / "crash.json").write_text(facts)
+    with pytest.raises(LookupError, match=r"crash\.json is damaged"):
+        read_crash(tmp_path)

@@ -57,7 +57,10 @@ def list_checkpoints(run: Run) -> None:
 
 
 def _when(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+    try:
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):  # a file may have any time
+        return "unknown"
 
 
 def _size(path: Path) -> str:

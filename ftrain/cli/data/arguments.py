@@ -15,6 +15,16 @@ Files = Annotated[
 ]
 
 
+MaxRecordBytes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="BYTES",
+        help="Refuse a longer record (256 MiB if not given), or line or row of a table (64 MiB if not given).",
+    ),
+]
+
+
 def match(files: Sequence[str]) -> list[Path]:
     """The files that paths and patterns stand for; a DataCommandError if there are none."""
     from ftrain.formats.records.patterns import match_files

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ftrain.cli.data.arguments import match
+from ftrain.cli.data.arguments import MaxRecordBytes, match
 from ftrain.cli.data.errors import DataCommandError
 from ftrain.cli.data.kinds import Kind, source_kind, suffix_compression, target_kind
 from ftrain.cli.tables import show_bytes
@@ -27,6 +27,7 @@ def convert(
         Compression | None, typer.Option(help="Compress records; if not given, TARGET's suffix says so.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it is there already.")] = False,
+    max_record_bytes: MaxRecordBytes = None,
 ) -> None:
     """Convert tables to records of Examples and back, or records to records: compressed, plain, or in other shards."""
     from ftrain.cli.data.conversion import to_records, to_table
@@ -49,9 +50,9 @@ def convert(
     with interruptible():
         if kind == "records":
             packing = _packing(target, compression)
-            count, written = to_records(sources, source, target, packing, shard_records, overwrite)
+            count, written = to_records(sources, source, target, packing, shard_records, overwrite, max_record_bytes)
         else:
-            count, written = to_table(sources, target, kind, overwrite), [target]
+            count, written = to_table(sources, target, kind, overwrite, max_record_bytes), [target]
     size = show_bytes(sum(path.stat().st_size for path in written))
     names = f"{written[0]}" if len(written) == 1 else f"{written[0]} to {written[-1].name}"
     typer.echo(f"{names}: {count:,} {'record' if count == 1 else 'records'}, {size}")

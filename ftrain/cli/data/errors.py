@@ -11,6 +11,12 @@ class DataCommandError(ValueError):
     """What was asked for cannot be done, and why."""
 
 
+def printable(name: str) -> str:
+    """A name from a file for a message: without line ends or bytes that are no text, and not longer than a line."""
+    shown = name if name.isprintable() else ascii(name)[1:-1]
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
 @contextmanager
 def told_with(way_out: str) -> Iterator[None]:
     """Tells of damage that is found, with a line on what to do about it."""

@@ -12,15 +12,15 @@ import numpy as np
 from ftrain.cli.data.column_kinds import ColumnKinds, as_floats
 from ftrain.cli.data.errors import DataCommandError
 from ftrain.cli.data.progress import Bar
-from ftrain.cli.data.text_files import Row, read_lines
+from ftrain.cli.data.text_files import MAX_LINE_BYTES, Row, read_lines
 
 _NAMES = {bool: "int64", int: "int64", float: "float", bytes: "bytes"}
 
 
-def read_jsonl(paths: Sequence[Path]) -> Iterator[Row]:
-    """The objects of files. A first reading finds out what each name stands for."""
+def read_jsonl(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Row]:
+    """The objects of files, in lines of up to `max_line_bytes`. A first reading finds out what each name stands for."""
     kinds = ColumnKinds()
-    for where, features in _flat_rows("looking at", paths):
+    for where, features in _flat_rows("looking at", paths, max_line_bytes):
         for name, values in features.items():
             kind = _kind(values, name, where)
             if kind:
@@ -28,7 +28,7 @@ def read_jsonl(paths: Sequence[Path]) -> Iterator[Row]:
             if kind == "int64":
                 kinds.note_range(name, values, where)
     kinds.check()
-    for where, features in _flat_rows("converting", paths):
+    for where, features in _flat_rows("converting", paths, max_line_bytes):
         named = features.items()
         yield Row(where, {name: _as_array(kinds.get(name), values, name, where) for name, values in named})
 
@@ -54,11 +54,11 @@ def find_single(rows: Iterable[Row]) -> set[str]:
     return single - several
 
 
-def _flat_rows(verb: str, paths: Sequence[Path]) -> Iterator[Row]:
+def _flat_rows(verb: str, paths: Sequence[Path], limit: int) -> Iterator[Row]:
     """Every line, with the values of its features in flat lists; those that are null are left out."""
     with Bar(verb, paths) as bar:
         for path in paths:
-            for number, line in enumerate(read_lines(bar, path), start=1):
+            for number, line in enumerate(read_lines(bar, path, limit), start=1):
                 if line.strip():
                     where = f"{path}: line {number}"
                     yield Row(where, _features(line, where))
@@ -67,7 +67,7 @@ def _flat_rows(verb: str, paths: Sequence[Path]) -> Iterator[Row]:
 def _features(line: str, where: str) -> dict[str, list[Any]]:
     try:
         named = _parse(line, where).items()
-        return {name: _flatten(value, name, where)[0] for name, value in named if value is not None}
+        return {name: _flatten(value, name, where) for name, value in named if value is not None}
     except RecursionError:
         raise DataCommandError(f"{where} has lists in lists too deep to be read") from None
 
@@ -84,19 +84,31 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     return found
 
 
-def _flatten(value: Any, name: str, where: str) -> tuple[list[Any], tuple[int, ...]]:
-    """The values of nested lists one after the other, and the shape that they all must have."""
+def _flatten(value: Any, name: str, where: str) -> list[Any]:
+    """The values of nested lists one after the other; an error unless the lists have one shape."""
     if not isinstance(value, list):
-        return [_scalar(value, name, where)], ()
+        return [_scalar(value, name, where)]
     if value and set(map(type, value)) <= {int, float, bool}:
-        return value, (len(value),)
-    parts = [_flatten(part, name, where) for part in value]
-    shapes = {shape for _, shape in parts}
+        return value
+    flat: list[Any] = []
+    _append(value, flat, name, where)
+    return flat
+
+
+def _append(value: Any, flat: list[Any], name: str, where: str) -> tuple[int, ...]:
+    """Append the values of nested lists, each of them once, and return their shape."""
+    if not isinstance(value, list):
+        flat.append(_scalar(value, name, where))
+        return ()
+    if value and set(map(type, value)) <= {int, float, bool}:
+        flat += value
+        return (len(value),)
+    shapes = {_append(part, flat, name, where) for part in value}
     if len(shapes) > 1:
         raise DataCommandError(
             f"{where}: feature {name} has lists of different lengths in a list; make it one flat list"
         )
-    return [item for values, _ in parts for item in values], (len(value), *(shapes.pop() if shapes else ()))
+    return (len(value), *(shapes.pop() if shapes else ()))
 
 
 def _scalar(value: Any, name: str, where: str) -> int | float | bytes:

@@ -16,20 +16,24 @@ from ftrain.formats.examples.messages import decode_example, encode_example
 from ftrain.formats.records.writing import RecordWriter
 
 
-def read_bytes(paths: Sequence[Path], verb: str = "converting") -> Iterator[tuple[str, bytes]]:
+def read_bytes(
+    paths: Sequence[Path], verb: str = "converting", max_record_bytes: int | None = None
+) -> Iterator[tuple[str, bytes]]:
     """Every record of files, with its place."""
     with Bar(verb, paths) as bar:
         for path in paths:
             with told_with(
                 f"`ftrain data verify {shlex.quote(str(path))}` tells what is damaged in it and what is not"
             ):
-                for number, record in enumerate(follow_records(bar, path)):
+                for number, record in enumerate(follow_records(bar, path, max_record_bytes=max_record_bytes)):
                     yield f"{path}: record {number}", record
 
 
-def read_examples(paths: Sequence[Path], verb: str = "converting") -> Iterator[Row]:
+def read_examples(
+    paths: Sequence[Path], verb: str = "converting", max_record_bytes: int | None = None
+) -> Iterator[Row]:
     """Every record of files as its features; an error for one that is no Example."""
-    for where, record in read_bytes(paths, verb):
+    for where, record in read_bytes(paths, verb, max_record_bytes):
         kind = record_kind(record)
         if kind != "example":
             found = "is a SequenceExample" if kind == "sequence" else "is no Example"

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftrain.cli.data.arguments import Files, match
+from ftrain.cli.data.arguments import Files, MaxRecordBytes, match
 from ftrain.cli.tables import show_bytes
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ def verify(
     everything: Annotated[
         bool, typer.Option("--all", help=f"All that is damaged, not only the first {_SHOWN} places of a file.")
     ] = False,
+    max_record_bytes: MaxRecordBytes = None,
 ) -> None:
     """Read every record of FILES and verify all checksums; exits with 1 if one is damaged."""
     from ftrain.cli.data.progress import Bar, interruptible
@@ -27,7 +28,8 @@ def verify(
     with interruptible(), Bar("verifying", paths) as bar:
         for path in paths:
             damages: list[DamagedRecordError] = []
-            count = sum(1 for _ in follow_records(bar, path, on_damage="skip", damages=damages))
+            records = follow_records(bar, path, on_damage="skip", damages=damages, max_record_bytes=max_record_bytes)
+            count = sum(1 for _ in records)
             good, damaged, places = good + count, damaged + bool(damages), places + len(damages)
             state = f"DAMAGED in {_number(len(damages), 'place')}" if damages else "good"
             typer.echo(f"{path}: {_number(count, 'record')}, {show_bytes(path.stat().st_size)}, {state}")

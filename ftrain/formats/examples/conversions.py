@@ -128,7 +128,10 @@ def pad_rows(values: np.ndarray, counts: np.ndarray, length: int | None, pad: An
     if (counts == length).all():
         return values.reshape(len(counts), length, *values.shape[1:])
     rows = np.empty((len(counts), length, *values.shape[1:]), values.dtype)
-    rows.fill(pad)  # np.full would lose zeros at the end of bytes
+    if np.ndim(pad):
+        rows[...] = pad
+    else:
+        rows.fill(pad)  # np.full would lose zeros at the end of bytes
     rows[np.arange(length) < counts[:, None]] = values
     return rows
 

@@ -46,7 +46,9 @@ class Steps:
         if not isinstance(self.step, Fixed):
             raise TypeError(f"step is {self.step!r}, wanted a Fixed; steps of varying size are Ragged, without Steps")
         check_length(self.length, self.truncate)
-        checked_value("pad", self.filling, self.step.dtype)
+        shape = checked_value("pad", self.filling, self.step.dtype).shape
+        if shape not in ((), self.step.shape):
+            raise ValueError(f"pad has shape {shape}, wanted a single value or the shape of a step, {self.step.shape}")
 
     @property
     def filling(self) -> Any:

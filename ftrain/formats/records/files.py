@@ -15,7 +15,14 @@ import numpy as np
 
 from ftrain.formats.checksums import mask_crcs, masked_length_crcs
 from ftrain.formats.records.compression import ByteStream, Compression, check_compression
-from ftrain.formats.records.framing import DATA_WRONG, FRAME, HEADER, HEADER_WRONG, DamagedRecordError
+from ftrain.formats.records.framing import (
+    DATA_WRONG,
+    FRAME,
+    HEADER,
+    HEADER_WRONG,
+    MAX_RECORD_BYTES,
+    DamagedRecordError,
+)
 from ftrain.formats.records.indexing import RecordIndex, index_records
 from ftrain.formats.records.mapping import MappedFiles
 from ftrain.formats.records.patterns import match_files
@@ -31,7 +38,8 @@ class RecordFiles:
 
     `on_damage="skip"` reads everything once, when it is indexed, and leaves damaged records out: `damages` has them.
     `verify` checks the data of each record whenever it is read. Compressed files are unpacked into the directory
-    `cache`, once. Several threads may read at the same time.
+    `cache`, once. Several threads may read at the same time. A record of more than `max_record_bytes` (256 MiB by
+    default) counts as damaged.
     """
 
     def __init__(
@@ -43,12 +51,13 @@ class RecordFiles:
         sidecar: bool = True,
         cache: str | Path | None = None,
         compression: Compression = "auto",
+        max_record_bytes: int = MAX_RECORD_BYTES,
     ):
         check_on_damage(on_damage)
         check_compression(compression)
         self.paths = match_files(files)
         self._verify = verify
-        indices = [_index(path, on_damage, sidecar, cache, compression) for path in self.paths]
+        indices = [_index(path, on_damage, sidecar, cache, compression, max_record_bytes) for path in self.paths]
         self.damages = [damage for index in indices for damage in index.damages]
         self._plain = [absolute(index.path) for index in indices]  # whatever the working directory becomes
         self._packed = [index.path != path for index, path in zip(indices, self.paths, strict=True)]
@@ -130,16 +139,21 @@ class RecordFiles:
 
 
 def _index(
-    path: Path, on_damage: OnDamage, sidecar: bool, cache: str | Path | None, compression: Compression
+    path: Path,
+    on_damage: OnDamage,
+    sidecar: bool,
+    cache: str | Path | None,
+    compression: Compression,
+    max_record_bytes: int,
 ) -> RecordIndex:
     """The index of a file, or of its plain copy; damage is told of the file itself."""
     with ByteStream(path, compression) as stream:
         packed = stream.compression is not None
     if cache is None or not packed:
-        return index_records(path, on_damage=on_damage, sidecar=sidecar)
+        return index_records(path, on_damage=on_damage, sidecar=sidecar, max_record_bytes=max_record_bytes)
     plain = unpack(path, cache, compression, on_damage)
     try:
-        index = index_records(plain, on_damage=on_damage, sidecar=sidecar)
+        index = index_records(plain, on_damage=on_damage, sidecar=sidecar, max_record_bytes=max_record_bytes)
     except DamagedRecordError as damage:
         raise _told_of(path, damage) from None
     return replace(index, damages=tuple(_told_of(path, damage) for damage in index.damages))

@@ -13,6 +13,9 @@ HEADER_CUT = "its header is cut short"
 HEADER_WRONG = "the checksum of its length does not match"
 DATA_CUT = "its data are cut short"
 DATA_WRONG = "the checksum of its data does not match"
+TOO_LONG = "it has {length} bytes, more than max_record_bytes={limit}; pass a larger limit if it is meant to be so long"
+
+MAX_RECORD_BYTES = 1 << 28  # by default; 256 MiB
 
 
 class DamagedRecordError(ValueError):

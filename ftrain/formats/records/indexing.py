@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ftrain.formats.records.compression import detect_compression
-from ftrain.formats.records.framing import DamagedRecordError
-from ftrain.formats.records.reading import OnDamage, check_on_damage
+from ftrain.formats.records.framing import MAX_RECORD_BYTES, TOO_LONG, DamagedRecordError
+from ftrain.formats.records.reading import OnDamage, check_max_record_bytes, check_on_damage
 from ftrain.formats.records.sidecar import load_sidecar, save_sidecar
-from ftrain.formats.records.walking import walk_frames
+from ftrain.formats.records.walking import Frames, walk_frames
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,24 +30,41 @@ class RecordIndex:
         return len(self.offsets)
 
 
-def index_records(path: str | Path, *, on_damage: OnDamage = "raise", sidecar: bool = True) -> RecordIndex:
+def index_records(
+    path: str | Path,
+    *,
+    on_damage: OnDamage = "raise",
+    sidecar: bool = True,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+) -> RecordIndex:
     """The index of a plain record file, from its sidecar PATH.index if that is up to date, else from the file itself.
 
     "raise" follows the headers and leaves the data unread: a damaged header is an error. "skip" reads everything once
-    and leaves damaged records out. With `sidecar` the index is kept beside the file, where that is possible.
+    and leaves damaged records out. With `sidecar` the index is kept beside the file, where that is possible. A record
+    of more than `max_record_bytes` (256 MiB by default) counts as damaged.
     """
     check_on_damage(on_damage)
+    check_max_record_bytes(max_record_bytes)
     path = Path(path)
     _refuse_compressed(path)
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path}: is no regular file, and only those can be read in any order")
-    frames = load_sidecar(path, status, on_damage) if sidecar else None
+    frames = load_sidecar(path, status, on_damage, max_record_bytes) if sidecar else None
     if frames is None:
-        frames = walk_frames(path, on_damage)
+        frames = walk_frames(path, on_damage, max_record_bytes)
         if sidecar and _unchanged(path, status):
-            save_sidecar(path, status, on_damage, frames)
+            save_sidecar(path, status, on_damage, frames, max_record_bytes)
+    _refuse_long(path, frames, max_record_bytes)
     return RecordIndex(path, frames.offsets, frames.lengths, status.st_size, status.st_mtime_ns, frames.damages)
+
+
+def _refuse_long(path: Path, frames: Frames, limit: int) -> None:
+    long = frames.lengths > limit
+    if long.any():
+        number = int(long.argmax())
+        reason = TOO_LONG.format(length=frames.lengths[number], limit=limit)
+        raise DamagedRecordError(path, number, int(frames.offsets[number]), reason)
 
 
 def _refuse_compressed(path: Path) -> None:

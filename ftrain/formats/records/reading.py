@@ -20,17 +20,20 @@ from ftrain.formats.records.framing import (
     HEADER,
     HEADER_CUT,
     HEADER_WRONG,
+    MAX_RECORD_BYTES,
+    TOO_LONG,
     DamagedRecordError,
     frame_record,
     parse_header,
 )
-from ftrain.formats.records.resync import Window, find_record
+from ftrain.formats.records.resync import DIRECT, RecordSearch, Window
 from ftrain.paths import expanded
 
 __all__ = [
     "DamagedRecordError",
     "OnDamage",
     "RecordScan",
+    "check_max_record_bytes",
     "check_on_damage",
     "frame_record",
     "raise_damage",
@@ -48,16 +51,27 @@ def read_records(
     verify: bool = True,
     on_damage: OnDamage = "raise",
     damages: list[DamagedRecordError] | None = None,
+    max_record_bytes: int = MAX_RECORD_BYTES,
 ) -> Iterator[bytes]:
     """Every record of a file, checksums verified; damage is an error that says where.
 
     `on_damage="skip"` goes on with the next whole record and appends what it left out to `damages`, or warns at the end
     if there is no such list. As nobody knows how many records a damaged region held, it counts as one in the numbers
     that follow. `verify=False` leaves the checksums of the data alone; those of the lengths are always verified.
+
+    A record of more than `max_record_bytes` (256 MiB by default) counts as damaged, and is not read: a small compressed
+    file can claim a huge one. Reading takes memory for about two records, and time in proportion to the bytes of the
+    file, whatever is in it.
     """
     check_compression(compression)
     check_on_damage(on_damage)
-    return _read(expanded(path), compression, verify, on_damage, damages)
+    check_max_record_bytes(max_record_bytes)
+    return _read(expanded(path), compression, verify, on_damage, damages, max_record_bytes)
+
+
+def check_max_record_bytes(limit: int) -> None:
+    if limit < 1:
+        raise ValueError(f"max_record_bytes is {limit}; it must be at least 1")
 
 
 def check_on_damage(on_damage: object) -> None:
@@ -66,18 +80,27 @@ def check_on_damage(on_damage: object) -> None:
 
 
 class RecordScan:
-    """Walks the records of a stream as (offset, data); `report` is told of damage, and may raise."""
+    """Walks the records of a stream as (offset, data); `report` is called with each damage, and may raise."""
 
     def __init__(
-        self, path: str | Path, stream: ByteStream, report: Callable[[DamagedRecordError], None], *, verify: bool = True
+        self,
+        path: str | Path,
+        stream: ByteStream,
+        report: Callable[[DamagedRecordError], None],
+        *,
+        verify: bool = True,
+        max_record_bytes: int = MAX_RECORD_BYTES,
     ):
-        self._path, self._window, self._report, self._verify = path, Window(stream), report, verify
+        self._path, self._report, self._verify = path, report, verify
+        self._limit = max_record_bytes
+        self._window = Window(stream)
+        self._search = RecordSearch(self._window, max_record_bytes)
         self._uncompressed = stream.compression is not None
         self._known: dict[bytes, int] = {}
         self._damages, self._damaged_after = 0, -1
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        data, at, delivered, offset = b"", 0, 0, 0
+        data, at, delivered, start = b"", 0, 0, 0
         known, verify, crc_of, crc_at = self._known, self._verify, google_crc32c.value, FOOTER.unpack_from
         while True:
             header = data[at : at + 12]
@@ -86,64 +109,81 @@ class RecordScan:
                 length = self._learn(header)
             end = at + length + 16
             if length < 0 or end > len(data):
-                length = self._next_frame(at, delivered)
-                if length is None:
+                frame = self._next_frame(start + at, delivered)
+                if frame is None:
                     return
-                data, offset, at, end = self._window.data, self._window.offset, 0, length + 16
-            record = data[at + 12 : end - 4]
-            crc = crc_of(record) if verify else 0
+                place, length = frame
+                data, start = self._window.data, self._window.start
+                at = place - start
+                end = at + length + 16
+            record = b""
+            # Where there is damage, many lengths may claim the same bytes: these are not summed, nor copied, each time.
+            if verify and self._damages and length > DIRECT:
+                crc = self._window.crc(start + at + 12, start + end - 4)
+            else:
+                record = data[at + 12 : end - 4]
+                crc = crc_of(record) if verify else 0
             # The mask is written out here: a call for each record would take longer than its checksum.
             if verify and crc_at(data, end - 4)[0] != ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF:
-                self._damaged(offset + at, delivered, DATA_WRONG)
-                place = self._beyond(at, end - at)
+                self._damaged(start + at, delivered, DATA_WRONG)
+                place = self._beyond(start + at, end - at)
                 if place is None:
                     return
-                data, offset, at = self._window.data, self._window.offset, place
+                data, start = self._window.data, self._window.start
+                at = place - start
             else:
                 delivered += 1
-                yield offset + at, record
+                yield start + at, record or data[at + 12 : end - 4]
                 at = end
 
     def _learn(self, header: bytes) -> int:
-        """The length in a header, -1 if it is damaged or not all there."""
+        """The length in a header; -1 if it is damaged, incomplete or the record too long."""
         length = parse_header(header)
-        if length is None:
+        if length is None or length > self._limit:
             return -1
         if len(self._known) >= _KNOWN:
             self._known.clear()
         self._known[header] = length
         return length
 
-    def _next_frame(self, at: int, delivered: int) -> int | None:
-        """Moves the window to the frame at `at`, or beyond damage there; its length, None if no whole frame is left."""
+    def _next_frame(self, at: int, delivered: int) -> tuple[int, int] | None:
+        """Return where the first whole frame from `at` on starts, and its length; None if there is none."""
         window = self._window
-        if not window.move(at, HEADER.size):
-            if window.data or window.failure:
-                self._damaged(window.offset, delivered, window.failure or HEADER_CUT)
-            return None
-        length = parse_header(window.data[: HEADER.size])
-        if length is None:
-            # What follows a damaged record without a record between them is one region with it.
-            if self._damaged_after != delivered:
-                self._damaged(window.offset, delivered, HEADER_WRONG)
-            return self._next_frame(0, delivered) if find_record(window) else None
-        if not window.move(0, length + FRAME):
-            self._damaged(window.offset, delivered, window.failure or DATA_CUT)
+        place: int | None = at
+        while place is not None:
+            if not window.hold(place, HEADER.size):
+                if window.end > place or window.failure:
+                    self._damaged(place, delivered, window.failure or HEADER_CUT)
+                return None
+            length = parse_header(window.bytes_at(place, HEADER.size))
+            if length is None:
+                # What follows a damaged record without a record between them is one region with it.
+                if self._damaged_after != delivered:
+                    self._damaged(place, delivered, HEADER_WRONG)
+            elif length > self._limit and window.can_hold(place, length + FRAME):
+                self._damaged(place, delivered, TOO_LONG.format(length=length, limit=self._limit))
+            elif length <= self._limit and window.hold(place, length + FRAME):
+                return place, length
+            else:
+                self._damaged(place, delivered, window.failure or DATA_CUT)
+                if window.failure:
+                    return None
             # A writer may have died within a record, and another have gone on behind it.
-            return self._next_frame(0, delivered) if not window.failure and find_record(window) else None
-        return length
+            place = self._search.find(place + 1)
+        return None
 
     def _beyond(self, at: int, size: int) -> int | None:
-        """Moves the window to a frame with damaged data at `at`; where in it to go on, None if nothing is left."""
+        """Return where to go on after a frame with damaged data at `at`; None if nothing is left."""
         window = self._window
-        if window.move(at, size + HEADER.size):
-            is_followed = parse_header(window.data[size : size + HEADER.size]) is not None
+        end = at + size
+        if window.hold(at, size + HEADER.size):
+            is_followed = parse_header(window.bytes_at(end, HEADER.size)) is not None
         else:
-            is_followed = len(window.data) == size  # the file ends here
+            is_followed = window.end == end  # the file ends here
         if is_followed:
-            return size
+            return end
         # It may have been cut, and others written behind it, of which its length claims a part.
-        return 0 if find_record(window) else None
+        return self._search.find(at + 1)
 
     def _damaged(self, offset: int, delivered: int, reason: str) -> None:
         number = delivered + self._damages
@@ -157,11 +197,12 @@ def _read(
     verify: bool,
     on_damage: OnDamage,
     damages: list[DamagedRecordError] | None,
+    max_record_bytes: int,
 ) -> Iterator[bytes]:
     unseen: list[DamagedRecordError] = []
     report = raise_damage if on_damage == "raise" else (unseen if damages is None else damages).append
     with ByteStream(path, compression) as stream:
-        for _, data in RecordScan(path, stream, report, verify=verify):
+        for _, data in RecordScan(path, stream, report, verify=verify, max_record_bytes=max_record_bytes):
             yield data
     if unseen:
         warnings.warn(f"{len(unseen)} damaged regions were left out of {path}; the first: {unseen[0]}", stacklevel=2)

@@ -14,7 +14,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from ftrain.formats.records.framing import FRAME, DamagedRecordError
+from ftrain.formats.records.framing import FRAME, MAX_RECORD_BYTES, DamagedRecordError
 from ftrain.formats.records.reading import OnDamage
 from ftrain.formats.records.walking import Frames
 
@@ -28,16 +28,24 @@ def sidecar_path(path: Path) -> Path:
     return path.with_name(path.name + SUFFIX)
 
 
-def load_sidecar(path: Path, status: os.stat_result, on_damage: OnDamage) -> Frames | None:
+def load_sidecar(
+    path: Path, status: os.stat_result, on_damage: OnDamage, max_record_bytes: int = MAX_RECORD_BYTES
+) -> Frames | None:
     """The frames of the record file `path` as its sidecar has them; None if it has none that can be used."""
     try:
-        return _parse(path, _read(sidecar_path(path), status.st_size), status, on_damage)
+        return _parse(path, _read(sidecar_path(path), status.st_size), status, on_damage, max_record_bytes)
     # Whatever is wrong with it, the index is built again.
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error):
         return None
 
 
-def save_sidecar(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames) -> None:
+def save_sidecar(
+    path: Path,
+    status: os.stat_result,
+    on_damage: OnDamage,
+    frames: Frames,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+) -> None:
     """Writes the sidecar of a file if that is possible; an index that is not kept is only built again."""
     target = sidecar_path(path)
     if not stat.S_ISREG(status.st_mode) or (os.path.lexists(target) and not is_sidecar(target)):
@@ -45,7 +53,7 @@ def save_sidecar(path: Path, status: os.stat_result, on_damage: OnDamage, frames
     # Several processes may index a file at once: each writes its own, and the last one stays.
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
     try:
-        temporary.write_bytes(_format(path, status, on_damage, frames))
+        temporary.write_bytes(_format(path, status, on_damage, frames, max_record_bytes))
         temporary.replace(target)
     except OSError:
         _remove(temporary)
@@ -73,13 +81,15 @@ def _remove(path: Path) -> None:
         return  # in a directory that takes no files there is none to remove either
 
 
-def _format(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames) -> bytes:
+def _format(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames, limit: int) -> bytes:
     header = {
         **identity(path, status),
         "count": len(frames.offsets),
         "mode": on_damage,
         "damages": [[damage.number, damage.offset, damage.reason] for damage in frames.damages],
     }
+    if limit != MAX_RECORD_BYTES:
+        header["max_record_bytes"] = limit
     text = json.dumps(header).encode()
     arrays = [values.astype("<i8").tobytes() for values in (frames.offsets, frames.lengths)]
     content = b"".join([_MAGIC, _UINT32.pack(len(text)), text, *arrays])
@@ -104,7 +114,7 @@ def _read(sidecar: Path, size: int) -> bytes:
     return sidecar.read_bytes()
 
 
-def _parse(path: Path, content: bytes, status: os.stat_result, on_damage: OnDamage) -> Frames | None:
+def _parse(path: Path, content: bytes, status: os.stat_result, on_damage: OnDamage, limit: int) -> Frames | None:
     start = len(_MAGIC) + _UINT32.size
     if not content.startswith(_MAGIC) or _UINT32.unpack(content[-4:])[0] != google_crc32c.value(content[:-4]):
         return None
@@ -115,6 +125,8 @@ def _parse(path: Path, content: bytes, status: os.stat_result, on_damage: OnDama
     offsets, lengths = np.frombuffer(content[end:-4], "<i8").astype(np.int64).reshape(2, header["count"])
     damages = tuple(_damage(path, *entry) for entry in header["damages"])
     frames = Frames(offsets, lengths, damages)
+    if on_damage == "skip" and header.get("max_record_bytes", MAX_RECORD_BYTES) != limit:
+        return None  # under another limit other records are damaged
     usable = header["mode"] == on_damage or (on_damage == "raise" and header["mode"] == "skip" and not damages)
     return frames if usable and _is_sound(frames, status.st_size) else None
 

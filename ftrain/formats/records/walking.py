@@ -31,16 +31,16 @@ class Frames(NamedTuple):
     damages: tuple[DamagedRecordError, ...]
 
 
-def walk_frames(path: Path, on_damage: OnDamage) -> Frames:
+def walk_frames(path: Path, on_damage: OnDamage, max_record_bytes: int) -> Frames:
     """The frames of a plain file. "raise" reads headers only; "skip" reads all data too, to leave out damaged ones."""
-    return _follow_headers(path) if on_damage == "raise" else _verify_all(path)
+    return _follow_headers(path) if on_damage == "raise" else _verify_all(path, max_record_bytes)
 
 
-def _verify_all(path: Path) -> Frames:
+def _verify_all(path: Path, max_record_bytes: int) -> Frames:
     damages: list[DamagedRecordError] = []
     offsets, lengths = array("q"), array("q")
     with ByteStream(path, None) as stream:
-        for offset, data in RecordScan(path, stream, damages.append):
+        for offset, data in RecordScan(path, stream, damages.append, max_record_bytes=max_record_bytes):
             offsets.append(offset)
             lengths.append(len(data))
     return Frames(_integers(offsets), _integers(lengths), tuple(damages))
