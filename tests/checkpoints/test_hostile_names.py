@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, open_reader, read_catalog, verify
-from ftrain.checkpoints.manifest import as_text
+from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,8 @@ def home(tmp_path) -> Path:
 def change(home: Path, **changes) -> Path:
     """Change a manifest, with a right checksum, and leave nothing but it to tell when the checkpoint was saved."""
     path = home / "checkpoints" / "7" / "manifest.json"
-    path.write_text(as_text(json.loads(path.read_text())["manifest"] | changes))
+    body = json.dumps(json.loads(path.read_text())["manifest"] | changes, sort_keys=True)
+    path.write_text(f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n')
     (home / "checkpoints" / "checkpoints.json").unlink(missing_ok=True)
     return path.parent
 
