@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.hyperparameters import check_not_negative, check_positive
+from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
+from ftrain.optimizers.checks import check_at_init
 from ftrain.optimizers.proximal import shrink
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
@@ -27,9 +28,11 @@ def adagrad_da(
     `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_positive(initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value)
-    check_not_negative(
-        l1_regularization_strength=l1_regularization_strength, l2_regularization_strength=l2_regularization_strength
-    )
+    strengths = {
+        "l1_regularization_strength": l1_regularization_strength,
+        "l2_regularization_strength": l2_regularization_strength,
+    }
+    check_finite(**strengths)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         time = (count + 1).astype(parameter.dtype)
@@ -43,4 +46,5 @@ def adagrad_da(
         "gradient_accumulator": 0.0,
         "gradient_squared_accumulator": initial_gradient_squared_accumulator_value,
     }
-    return from_rule(rule, learning_rate, slots=initial, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    transform = from_rule(rule, learning_rate, slots=initial, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    return check_at_init(transform, check_not_negative, **strengths)

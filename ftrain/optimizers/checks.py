@@ -1,15 +1,29 @@
 """What optimizers check: hyperparameters, parameters and gradients; the name, what was given, what is wanted."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.typing import DTypeLike
 
 from ftrain.gradients.rows import Rows, is_rows
 from ftrain.hyperparameters import check_finite
 from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves
+
+
+def check_at_init(
+    transform: optax.GradientTransformationExtraArgs, check: Callable[..., None], **values: Any
+) -> optax.GradientTransformationExtraArgs:
+    """`transform`, which refuses these values once it is used, as the operations of TensorFlow 1 do."""
+
+    def init(params: Tree) -> Tree:
+        check(**values)
+        return transform.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, transform.update)
 
 
 def check_dtype(**values: DTypeLike | None) -> None:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.hyperparameters import check_not_negative, check_not_positive
+from ftrain.hyperparameters import check_finite, check_not_negative, check_not_positive
+from ftrain.optimizers.checks import check_at_init
 from ftrain.optimizers.proximal import shrink
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
@@ -35,8 +36,8 @@ def ftrl(
         l1_regularization_strength=l1_regularization_strength,
         l2_regularization_strength=l2_regularization_strength,
         l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
-        beta=beta,
     )
+    check_finite(beta=beta)
     check_not_positive(learning_rate_power=learning_rate_power)
 
     def power(accumulator: jax.Array) -> jax.Array:
@@ -53,4 +54,5 @@ def ftrl(
         return new - parameter, {"accum": accumulator, "linear": linear}
 
     slots = {"accum": initial_accumulator_value, "linear": 0.0}
-    return from_rule(rule, learning_rate, slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    transform = from_rule(rule, learning_rate, slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    return check_at_init(transform, check_not_negative, beta=beta)

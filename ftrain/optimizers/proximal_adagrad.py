@@ -4,7 +4,8 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.hyperparameters import check_not_negative, check_positive
+from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
+from ftrain.optimizers.checks import check_at_init
 from ftrain.optimizers.proximal import proximal_point
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
@@ -26,9 +27,11 @@ def proximal_adagrad(
     `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
-    check_not_negative(
-        l1_regularization_strength=l1_regularization_strength, l2_regularization_strength=l2_regularization_strength
-    )
+    strengths = {
+        "l1_regularization_strength": l1_regularization_strength,
+        "l2_regularization_strength": l2_regularization_strength,
+    }
+    check_finite(**strengths)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         del count
@@ -38,7 +41,7 @@ def proximal_adagrad(
         new = proximal_point(stepped, own_rate, l1_regularization_strength, l2_regularization_strength)
         return new - parameter, {"accumulator": accumulator}
 
-    return from_rule(
+    transform = from_rule(
         rule,
         learning_rate,
         slots={"accumulator": initial_accumulator_value},
@@ -46,3 +49,4 @@ def proximal_adagrad(
         packed=packed,
         rounding=rounding,
     )
+    return check_at_init(transform, check_not_negative, **strengths)

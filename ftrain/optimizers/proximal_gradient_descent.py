@@ -4,7 +4,8 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.hyperparameters import check_not_negative
+from ftrain.hyperparameters import check_finite, check_not_negative
+from ftrain.optimizers.checks import check_at_init
 from ftrain.optimizers.proximal import proximal_point
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
@@ -23,9 +24,11 @@ def proximal_gradient_descent(
     The rule itself keeps no slots: `slot_dtype` and `packed`, which are those of `from_rule`, concern the remainders
     that `rounding` keeps for bfloat16 and float16 parameters.
     """
-    check_not_negative(
-        l1_regularization_strength=l1_regularization_strength, l2_regularization_strength=l2_regularization_strength
-    )
+    strengths = {
+        "l1_regularization_strength": l1_regularization_strength,
+        "l2_regularization_strength": l2_regularization_strength,
+    }
+    check_finite(**strengths)
 
     def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
         del count
@@ -33,4 +36,5 @@ def proximal_gradient_descent(
         new = proximal_point(stepped, rate, l1_regularization_strength, l2_regularization_strength)
         return new - parameter, slots
 
-    return from_rule(rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    transform = from_rule(rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    return check_at_init(transform, check_not_negative, **strengths)

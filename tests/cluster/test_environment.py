@@ -111,7 +111,7 @@ def test_the_first_that_is_there_decides():
         (described({"worker": ["a", "b"]}), r"FTRAIN_CLUSTER: task worker:0: "),
         (described({"worker": {"1": "a:1", "5": "b:1"}}), r"FTRAIN_CLUSTER: job 'worker' has the tasks \[1, 5\]"),
         (described({"worker": ["\ud800:1"]}), r"FTRAIN_CLUSTER: \"cluster\": "),
-        ("@", r"FTRAIN_CLUSTER: : the file of a cluster ends in"),
+        ("@", r"FTRAIN_CLUSTER: an empty text is no path; expected a directory or a file"),
         ("@/nowhere/at/all.toml", r"FTRAIN_CLUSTER: /nowhere/at/all\.toml: cannot be read: No such file"),
     ],
 )
