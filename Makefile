@@ -1,17 +1,21 @@
-# make train   set up .venv and train the digits        make test    set up .venv and run the tests
-# make lint    format and types                         make bench   the benchmarks, as ratios
+# make train   set up .venv and train the digits        make test       set up .venv and run the tests
+# make lint    format and types                         make test-all   the tests, and then the long campaigns
+# make bench   the benchmarks, as ratios
 
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: train test lint bench clean
+.PHONY: train test test-all lint bench clean
 
 train: $(READY)
 	$(VENV)/bin/ftrain train configs/digits.toml
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest
+
+test-all: test
+	$(VENV)/bin/python -m pytest --campaign -m campaign
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -291,6 +291,7 @@ def test_a_failed_job_goes_back_into_the_queue(tmp_path, code, restarts, goes_on
     assert not goes_on or slurm.requeued.read_text() == f"requeue {os.getpid()}\n"
 
 
+@pytest.mark.campaign
 def test_a_job_whose_time_is_over_saves_and_goes_on_from_there(tmp_path):
     (tmp_path / "configs").mkdir()
     write_config(tmp_path / "configs", steps=1_000_000, every=1_000_000).rename(tmp_path / "configs" / "digits.toml")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ftrain.checkpoints.catalog import Catalog, numbered, read_catalog
 from ftrain.checkpoints.errors import CheckpointError
-from ftrain.checkpoints.layout import COMMITTED, is_tree
+from ftrain.checkpoints.layout import COMMITTED, has_marks, is_tree
 from ftrain.formats import TfCheckpointError, is_tf_checkpoint, latest_tf_checkpoint
 from ftrain.paths import local_path
 from ftrain.storage import exists, is_directory, retry
@@ -55,7 +55,7 @@ def locate(path: str | Path) -> Path:
 
 def describe(path: Path) -> str:
     """What stands at a path that is no checkpoint, as the end of a sentence, with the way out if there is one."""
-    inside = next((parent for parent in path.parents if is_tree(parent)), None)
+    inside = next((parent for parent in path.parents if has_marks(parent)), None)
     if inside is not None and path.exists():
         return f"is a part of the checkpoint {inside}: name that"
     if path.is_dir():

@@ -58,8 +58,12 @@ class Stored(NamedTuple):
 
 def is_tree(directory: Path) -> bool:
     """Whether a directory is a checkpoint, finished or not, good or damaged, and not a directory of them."""
-    marks = [directory / name for name in (_METADATA, "_CHECKPOINT_METADATA", COMMITTED)]
-    return any(exists(path) for path in (*marks, *_inner(directory)))
+    return has_marks(directory) or any(exists(path) for path in _inner(directory))
+
+
+def has_marks(directory: Path) -> bool:
+    """Whether a directory itself has a file that Orbax writes to a checkpoint."""
+    return any(exists(directory / name) for name in (_METADATA, "_CHECKPOINT_METADATA", COMMITTED))
 
 
 def leaf_specs(directory: Path, *, max_bytes: int = _MAX_METADATA) -> Specs:

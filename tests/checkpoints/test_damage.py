@@ -98,10 +98,25 @@ def add(rng: random.Random, files: list[Path]) -> None:
 DAMAGES = [flip, truncate, delete, swap, grow, add]
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32), damage=st.sampled_from(DAMAGES), everywhere=st.booleans())
+any_damage = given(seed=st.integers(0, 2**32), damage=st.sampled_from(DAMAGES), everywhere=st.booleans())
+one_copy_after_the_other = [HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=one_copy_after_the_other)
+@any_damage
 def test_damage_is_found_or_harmless(saved, tmp_path, seed, damage, everywhere):
-    """500 damages to a directory of two checkpoints, or to the newer of them: what is restored is what was saved."""
+    check_damage(saved, tmp_path, seed, damage, everywhere)
+
+
+@pytest.mark.campaign
+@settings(max_examples=500, deadline=None, suppress_health_check=one_copy_after_the_other)
+@any_damage
+def test_500_damages_are_found_or_harmless(saved, tmp_path, seed, damage, everywhere):
+    check_damage(saved, tmp_path, seed, damage, everywhere)
+
+
+def check_damage(saved, tmp_path, seed, damage, everywhere):
+    """Damage a directory of two checkpoints, or the newer of them: what is restored is what was saved."""
     directory = tmp_path / "damaged"
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(saved, directory)

@@ -36,6 +36,7 @@ def like():
     return {f"leaf{n}": np.zeros(SHAPE, np.float32) for n in range(10)}
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("seed", [0, 1])  # two halves, so that they run side by side
 def test_25_kills_inside_of_saves_lose_nothing_that_was_saved(tmp_path, seed):
     chance, inside = random.Random(seed), 0

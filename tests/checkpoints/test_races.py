@@ -57,6 +57,7 @@ with CheckpointManager(sys.argv[1], keep=1) as manager:
 """
 
 
+@pytest.mark.campaign
 def test_a_reader_beside_a_writer_that_deletes_always_finds_one(tmp_path):
     CheckpointManager(tmp_path).save(0, {"x": np.zeros(1000)})
     writer = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path])

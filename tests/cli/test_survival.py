@@ -8,6 +8,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 from command import environment, run, start, wait_until, write_config
 from processes import start_process
 
@@ -37,6 +38,7 @@ def has_metrics(home) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
+@pytest.mark.campaign
 def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path):
     steps, every = 12_000, 150
     config = write_config(tmp_path, steps=steps, every=every)

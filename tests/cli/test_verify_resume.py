@@ -104,6 +104,7 @@ def test_a_config_that_cannot_be_trained_is_a_mistake(tmp_path):
     assert len(done.stderr.strip().splitlines()) <= 2
 
 
+@pytest.mark.campaign
 def test_processes_that_train_together_are_killed_one_by_one(tmp_path):
     config = write_config(tmp_path, steps=200, every=10)
     done = run("verify-resume", config, "--processes", "2", "--kills", "2", "--directory", tmp_path / "proof")

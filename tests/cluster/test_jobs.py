@@ -45,6 +45,7 @@ def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
     return is_inside
 
 
+@pytest.mark.campaign
 def test_a_job_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_path):
     arguments = ["steps=500", "data.batch_size=12", "checkpoint.every_steps=10", "evaluation.every_steps=1000", *LOGGED]
     code, out, err = launch(tmp_path / "straight", 3, *arguments)
@@ -60,6 +61,7 @@ def test_a_job_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(tm
     assert final_state(tmp_path / "killed" / "run") == final_state(tmp_path / "straight" / "run")
 
 
+@pytest.mark.campaign
 def test_a_process_that_is_stopped_and_one_that_hangs_are_found(tmp_path):
     options = ["--hang-timeout", "6", "--inject", "freeze rank=1 step=25; hang rank=0 step=45"]
     code, out, err = launch(tmp_path, 2, options=options)
@@ -95,6 +97,7 @@ def test_ctrl_c_at_the_launcher_saves_and_stops(tmp_path):
     assert CheckpointManager(job.run / "checkpoints").steps()
 
 
+@pytest.mark.campaign
 def test_a_job_goes_on_with_fewer_processes_and_the_same_batches(tmp_path):
     arguments = ["model.noise=0", "steps=30", *LOGGED]
     code, out, err = launch(tmp_path / "four", 4, *arguments, every=30)
@@ -131,6 +134,7 @@ def test_a_nan_on_one_process_ends_the_job_and_is_not_tried_again(tmp_path):
     assert CheckpointManager(tmp_path / "run" / "checkpoints").steps() == [20]
 
 
+@pytest.mark.campaign
 def test_an_exception_on_one_process_ends_all_and_is_tried_once_more(tmp_path):
     code, out, err = launch(tmp_path, 2, options=["--inject", "exit rank=1 step=30 code=3"])
     assert code == 0, out + err
@@ -138,6 +142,7 @@ def test_an_exception_on_one_process_ends_all_and_is_tried_once_more(tmp_path):
     assert "exit code 3" in out
 
 
+@pytest.mark.campaign
 def test_a_disk_that_is_full_ends_the_job_and_what_was_saved_stays(tmp_path):
     code, out, err = launch(tmp_path, 2, options=["--max-restarts", "0", "--inject", "full_disk step=55"])
     assert code == 1, out + err
@@ -146,6 +151,7 @@ def test_a_disk_that_is_full_ends_the_job_and_what_was_saved_stays(tmp_path):
     assert verify(tmp_path / "run" / "checkpoints" / "20") == []
 
 
+@pytest.mark.campaign
 def test_saving_by_the_clock_is_agreed_on(tmp_path):
     config = write_config(tmp_path, steps=3000, every=1000)
     config.write_text(config.read_text().replace("[checkpoint]\nevery_steps = 1000", "[checkpoint]\nevery_secs = 0.5"))
@@ -170,6 +176,7 @@ def test_every_way_to_spread_a_step_gives_the_same_numbers(tmp_path, parallel):
     np.testing.assert_allclose(list(found["jit"].values()), list(found[parallel].values()), rtol=1e-6)
 
 
+@pytest.mark.campaign
 def test_a_late_process_is_left_out(tmp_path):
     arguments = ["step.parallel=shard_map", "sync_replicas.replicas_to_aggregate=1", *LOGGED]
     arguments += ["sync_replicas.straggler_timeout=0.3", "sync_replicas.total_num_replicas=2", "summary.every_steps=1"]
@@ -181,6 +188,7 @@ def test_a_late_process_is_left_out(tmp_path):
     assert counts.count(1.0) < 25
 
 
+@pytest.mark.campaign
 def test_a_state_in_parts_is_resumed_whole_and_evaluated_anywhere(tmp_path):
     arguments = ["mesh.fsdp=2", "sharding.least=1", "sharding.rules=[{leaf='w', axes=['']}]", "model.noise=0"]
     code, out, err = launch(tmp_path / "parts", 2, *arguments)

@@ -9,9 +9,9 @@ from jobs import LIMIT, metrics_of
 from networks import Network, describe, wait_until, why_not
 
 REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"{REASON}")
+pytestmark = [pytest.mark.campaign, pytest.mark.skipif(REASON is not None, reason=f"{REASON}")]
 FOUND = 30.0  # seconds in which a lost peer has to be found
-SLACK = 15.0  # seconds for a machine that is busy; without a limit on unacknowledged data it takes 78 and more
+SLACK = 40.0  # seconds for a machine that is busy; without a limit on unacknowledged data it takes 78 and more
 
 
 @pytest.mark.parametrize("has_data_under_way", [False, True])

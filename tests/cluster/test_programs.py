@@ -25,6 +25,7 @@ def test_a_pipeline_that_is_not_for_this_process_is_refused(tmp_path):
     assert "gives part 0 of 1 of a batch, but this process has part" in done.stderr
 
 
+@pytest.mark.campaign
 def test_a_loop_that_hangs_is_found(tmp_path):
     program = PROGRAM.with_name("hanging.py")
     done = run("launch", "-n", "1", "--hang-timeout", "8", "--max-restarts", "0", program)
@@ -43,6 +44,7 @@ def test_processes_that_run_different_programs_are_told_apart():
     assert "restart 1" not in done.stdout
 
 
+@pytest.mark.campaign
 def test_one_loop_after_the_other_in_the_same_processes():
     done = run("launch", "-n", "2", "--max-restarts", "0", PROGRAM.with_name("repeating.py"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,6 +73,7 @@ def test_a_program_that_does_not_join_the_others_is_told_so(tmp_path):
     assert "restart 1" not in done.stdout
 
 
+@pytest.mark.campaign
 def test_all_processes_refuse_a_run_that_was_trained_otherwise(tmp_path):
     def launch(*arguments):
         program = PROGRAM.with_name("resuming.py")

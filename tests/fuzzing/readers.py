@@ -21,6 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from ftrain.checkpoints.catalog import read_catalog
+from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.manifest import as_text, read_manifest
 from ftrain.checkpoints.verifying import verify
@@ -496,7 +497,8 @@ def make_manifest(rng: random.Random) -> bytes:
     if rng.randrange(5) == 0:
         return mutate_bytes(rng, as_text(MANIFEST).encode())
     try:
-        return as_text(mutate_tree(rng, MANIFEST)).encode(errors="surrogatepass")
+        body = json.dumps(mutate_tree(rng, MANIFEST), sort_keys=True)  # with NaN, which as_text refuses
+        return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'.encode(errors="surrogatepass")
     except (TypeError, UnicodeEncodeError):  # no text of it has a checksum
         return mutate_json(rng, {"crc32c": "00000000", "manifest": MANIFEST})
 
