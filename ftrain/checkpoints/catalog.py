@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.checkpoints.errors import DamagedError
 from ftrain.checkpoints.layout import COMMITTED
 from ftrain.checkpoints.lock import wait_for
@@ -44,6 +45,7 @@ class Catalog:
             "retention": dataclasses.asdict(self.retention),
             "checkpoints": [dataclasses.asdict(record) for record in self.records],
         }
+        contents["crc32c"] = _checksum(contents)
         write_whole(directory / NAME, json.dumps(contents, indent=1) + "\n")
 
 
@@ -98,6 +100,9 @@ def _read(path: Path) -> Catalog | None:
         if not is_file(path):
             return None
         contents = json.loads(read_whole(path, MAX_BYTES))
+        checksum = contents.pop("crc32c", None)  # older versions wrote none
+        if checksum is not None and checksum != _checksum(contents):
+            raise ValueError("its checksum is wrong")
         records = tuple(_record(each) for each in contents["checkpoints"])
         after = contents["keep_after"]
         retention = Retention(**contents["retention"])
@@ -108,6 +113,11 @@ def _read(path: Path) -> Catalog | None:
         return None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _checksum(contents: dict[str, Any]) -> str:
+    """One wrong digit of a time would make an older checkpoint the latest."""
+    return crc32c_of_text(json.dumps(contents, sort_keys=True))
 
 
 def _record(contents: dict[str, Any]) -> Record:

@@ -115,6 +115,18 @@ def test_500_damages_are_found_or_harmless(saved, tmp_path, seed, damage, everyw
     check_damage(saved, tmp_path, seed, damage, everywhere)
 
 
+def test_a_wrong_digit_in_the_catalog_does_not_take_a_run_back(saved, tmp_path):
+    directory = tmp_path / "damaged"
+    shutil.copytree(saved, directory)
+    path = directory / "checkpoints.json"
+    catalog = json.loads(path.read_text())
+    newest = f"{catalog['checkpoints'][-1]['time']}"
+    path.write_text(path.read_text().replace(newest, f"0{newest[1:]}".lstrip("0") or "1"))
+    assert path.read_text() != (saved / "checkpoints.json").read_text()
+    assert CheckpointManager(directory).latest() == 2
+    assert is_same(CheckpointManager(directory).restore(like=tree()), tree(2.0))
+
+
 def check_damage(saved, tmp_path, seed, damage, everywhere):
     """Damage a directory of two checkpoints, or the newer of them: what is restored is what was saved."""
     directory = tmp_path / "damaged"
