@@ -11,7 +11,7 @@ from networks import Network, describe, wait_until, why_not
 REASON = why_not()
 pytestmark = [pytest.mark.campaign, pytest.mark.skipif(REASON is not None, reason=f"{REASON}")]
 FOUND = 30.0  # seconds in which a lost peer has to be found
-SLACK = 40.0  # seconds for a machine that is busy; without a limit on unacknowledged data it takes 78 and more
+SLACK = 15.0  # seconds for a machine that is busy; without a limit on unacknowledged data it takes 78 and more
 
 
 @pytest.mark.parametrize("has_data_under_way", [False, True])
