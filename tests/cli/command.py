@@ -1,12 +1,14 @@
-"""Starting the real command in a process of its own."""
+"""Running the real command in a process of its own."""
 
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+from forking import ForkServer
 from processes import start_process
 
 TESTS = Path(__file__).parents[1]
@@ -46,9 +48,18 @@ def start(*arguments: str | Path, **options) -> subprocess.Popen:
 
 
 def run(*arguments: str | Path, **options) -> subprocess.CompletedProcess:
+    """Run a command to its end: in a fork of a process that has imported ftrain, if its options allow it."""
+    environ = options.get("env", environment())
+    if options.keys() <= {"cwd", "env"} and _fork_server().serves(environ):
+        return _fork_server().run([str(argument) for argument in arguments], **({"env": environ} | options))
     process = start(*arguments, **options)
     out, err = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@cache
+def _fork_server() -> ForkServer:
+    return ForkServer(environment())
 
 
 def wait_until(condition: Callable[[], object]) -> None:

@@ -44,14 +44,15 @@ for step in range(100):
 STAY = "signal.signal(signal.SIGABRT, signal.SIG_IGN); print('staying', flush=True); time.sleep(600)"
 
 
-def test_a_run_that_resumes_bit_for_bit_is_proven_to(tmp_path):
-    config = write_config(tmp_path, steps=300, every=10)
-    done = run("verify-resume", config, "--kills", "4", "--directory", tmp_path / "proof")
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.campaign)])
+def test_a_run_that_resumes_bit_for_bit_is_proven_to(tmp_path, kills):
+    config = write_config(tmp_path, steps=80 * kills, every=10)
+    done = run("verify-resume", config, "--kills", f"{kills}", "--directory", tmp_path / "proof")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same, bit for bit" in done.stdout
-    assert "after 4 kills" in done.stdout
+    assert f"after {kills} kills" in done.stdout
     rows = re.findall(r"^ +(\d+) +(\d+) +([\d,]+) +(\d+)  (inside|between|no)", done.stdout, re.MULTILINE)
-    assert len(rows) == 5
+    assert len(rows) == kills + 1
     assert rows[-1][4] == "no"
     assert any(int(row[1]) > 0 for row in rows), "some run was resumed from a checkpoint"
 

@@ -119,6 +119,7 @@ def test_a_job_goes_on_with_fewer_processes_and_the_same_batches(tmp_path):
         np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
 
 
+@pytest.mark.campaign
 def test_going_on_with_fewer_after_a_failure(tmp_path):
     options = ["--processes-after-failure", "1", "--inject", "kill rank=1 step=30"]
     code, out, err = launch(tmp_path, 2, options=options)
@@ -126,6 +127,7 @@ def test_going_on_with_fewer_after_a_failure(tmp_path):
     assert "done: 60 steps on 1 process" in out
 
 
+@pytest.mark.campaign
 def test_a_nan_on_one_process_ends_the_job_and_is_not_tried_again(tmp_path):
     code, out, err = launch(tmp_path, 2, options=["--inject", "nan rank=1 step=30"])
     assert code == 1
@@ -163,7 +165,7 @@ def test_saving_by_the_clock_is_agreed_on(tmp_path):
     assert (tmp_path / "run" / "logs" / "process_1.log").read_text()
 
 
-@pytest.mark.parametrize("parallel", ["shard_map", "pmap"])
+@pytest.mark.parametrize("parallel", ["shard_map", pytest.param("pmap", marks=pytest.mark.campaign)])
 def test_every_way_to_spread_a_step_gives_the_same_numbers(tmp_path, parallel):
     config = write_config(tmp_path, steps=30, every=30)
     found = {}

@@ -243,6 +243,7 @@ def test_processes_with_different_configs_say_who_differs_in_what(tmp_path):
         assert len(err.strip().splitlines()) <= 2
 
 
+@pytest.mark.campaign
 def test_mistakes_of_a_job_are_told_by_every_process_at_once(tmp_path):
     config = write_config(tmp_path, steps=5, every=5)
     run = f"run.directory={tmp_path / 'run'}"

@@ -6,9 +6,12 @@ import pytest
 from command import run
 
 PROGRAM = Path(__file__).with_name("iterating.py")
+LONG = pytest.mark.campaign
 
 
-@pytest.mark.parametrize("counts", [("9", "9"), ("9", "5"), ("4", "9")])
+@pytest.mark.parametrize(
+    "counts", [pytest.param(("9", "9"), marks=LONG), ("9", "5"), pytest.param(("4", "9"), marks=LONG)]
+)
 def test_iterators_of_unequal_lengths_end_all_processes_at_the_same_step(tmp_path, counts):
     done = run("launch", "-n", "2", PROGRAM, tmp_path, *counts)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -51,6 +54,7 @@ def test_one_loop_after_the_other_in_the_same_processes():
     assert sum(line.endswith("all") for line in done.stdout.splitlines()) == 2
 
 
+@pytest.mark.campaign
 def test_what_hooks_remember_is_the_same_in_all_processes(tmp_path):
     done = run("launch", "-n", "2", "--max-restarts", "0", PROGRAM.with_name("remembering.py"), tmp_path / "run")
     assert done.returncode == 0, done.stdout + done.stderr

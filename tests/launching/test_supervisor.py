@@ -76,9 +76,10 @@ def test_fewer_after_a_failure(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "story"),
     [
-        (
+        pytest.param(
             "freeze rank=2 step=8",
             r"process 2 hung at step 7 \(it is stopped by a signal, no sign of life for [12]\.\d s\)",
+            marks=pytest.mark.campaign,
         ),
         ("hang rank=1 step=8", r"process 1 hung at step 7 \(no sign of life for [12]\.\d s, .*\)"),
     ],
@@ -151,6 +152,7 @@ def test_the_same_exception_twice(tmp_path):
     assert re.match(r"gave up: it did not get beyond step [67], so a restart would only repeat it", result.own[-1])
 
 
+@pytest.mark.campaign
 def test_deaths_that_lead_nowhere(tmp_path):
     result = run(tmp_path, "deed=always_die")
     assert result.code == 1
