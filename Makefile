@@ -1,12 +1,17 @@
 # make train   set up .venv and train the digits        make test       set up .venv and run the tests
 # make lint    format and types                         make test-all   the tests, and then the long campaigns
-# make bench   the benchmarks, as ratios
+# make bench   the benchmarks, as ratios                make smoke      a few tests of every room
+#
+# make test PYTHON=python3.13   the same with another Python, in an environment of its own, .venv-3.13.
+# Python 3.11 gets the oldest JAX that is supported (constraints.txt), later ones the newest (constraints-newest.txt).
 
 PYTHON ?= python3
-VENV := .venv
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV := $(if $(filter file,$(origin PYTHON)),.venv,.venv-$(VERSION))
+CONSTRAINTS := $(if $(filter 3.11,$(VERSION)),constraints.txt,constraints-newest.txt)
 READY := $(VENV)/.ready
 
-.PHONY: train test test-all lint bench clean
+.PHONY: train test test-all smoke lint bench clean
 
 train: $(READY)
 	$(VENV)/bin/ftrain train configs/digits.toml
@@ -32,9 +37,9 @@ bench: $(READY)
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ftrain needs Python 3.11 or later: make PYTHON=python3.11")'
 	@echo "setting up $(VENV): this takes a minute or two, once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,dev,examples]"
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[test,dev,examples]"
 	@touch $@
