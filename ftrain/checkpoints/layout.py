@@ -22,7 +22,8 @@ from ftrain.storage import exists, is_directory, list_names, raise_if_transient
 COMMITTED = "commit_success.txt"  # Orbax writes it last
 _METADATA = "_METADATA"
 _EMPTY = ("None", "Dict", "List", "Tuple", "NamedTuple")  # values that Orbax only notes
-_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+MAX_LEAF_BYTES = "FTRAIN_MAX_LEAF_BYTES"  # an environment variable: the largest leaf that is read
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # its default
 _MAX_METADATA = 1 << 28  # bytes, by default
 _UNCACHED = {"cache_pool": {"total_bytes_limit": 0}}  # everything is read once
 
@@ -43,17 +44,29 @@ class Stored(NamedTuple):
     def start_reading(self, index: Index = ()) -> Any:
         """A future of its values, or of those at an index; every read goes through here.
 
-        ValueError if more memory would be needed than there is: a damaged or forged file can declare any shape.
+        Raises ValueError if the values would need more bytes than FTRAIN_MAX_LEAF_BYTES, or else than the memory of
+        this machine: a damaged or forged file can declare any shape, and a leaf of zeros needs no bytes on disk.
         """
         part = self.array[index] if index else self.array
         chunk = [size or 1 for size in self.array.chunk_layout.read_chunk.shape or ()]
+        limit, origin = _max_leaf_bytes()
         for what, shape in (("it", part.shape), ("a chunk of it", chunk)):
-            if (size := math.prod(shape) * self.dtype.itemsize) > _MEMORY:
-                raise ValueError(f"{what} would have {size} bytes, and this machine has {_MEMORY} of memory")
+            if (size := math.prod(shape) * self.dtype.itemsize) > limit:
+                raise ValueError(f"{what} would have {size} bytes, expected at most {limit} ({origin})")
         return part.read()
 
     def read(self, index: Index = ()) -> np.ndarray:
         return self.start_reading(index).result()
+
+
+def _max_leaf_bytes() -> tuple[int, str]:
+    """The largest number of bytes that is read at once, and where it comes from."""
+    said = os.environ.get(MAX_LEAF_BYTES)
+    if said is None:
+        return _MEMORY, f"the memory of this machine; set {MAX_LEAF_BYTES} to change it"
+    if not said.isdecimal() or int(said) == 0:
+        raise CheckpointError(f"{MAX_LEAF_BYTES} is {said!r}, expected a number of bytes above 0")
+    return int(said), MAX_LEAF_BYTES
 
 
 def is_tree(directory: Path) -> bool:

@@ -13,6 +13,7 @@ import tomli_w
 from ftrain.cluster.addresses import Address, parse_address
 from ftrain.paths import expanded
 
+_MAX_LIST = 1 << 20  # addresses in the list of a job with gaps
 _INT32 = range(-(2**31), 2**31)  # what a ClusterDef holds as the index of a task
 _FIRST_JOBS = ("chief", "master", "worker")
 _IDLE_JOBS = ("ps", "evaluator")
@@ -80,6 +81,11 @@ class ClusterSpec:
         tasks = self._tasks(job)
         if not tasks:
             raise ValueError(f"job {job!r} has no tasks and therefore no list of addresses; ask num_tasks() before")
+        if max(tasks) >= _MAX_LIST:
+            raise ValueError(
+                f"job {job!r} has a task {max(tasks)}, and a list up to it would be longer than {_MAX_LIST}; "
+                "use task_indices() and task_address()"
+            )
         addresses: list[str | None] = [None] * (max(tasks) + 1)
         for index, address in tasks.items():
             if index < -len(addresses):

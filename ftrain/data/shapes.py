@@ -68,6 +68,23 @@ def check_numbers(batch: Any) -> Any:
     return batch
 
 
+def check_integers(batch: Any) -> None:
+    """Raise ValueError for a 64-bit integer that JAX, without 64 bits, would cut to another number without a word."""
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.dtype.itemsize < 8 or not leaf.size:
+            continue
+        narrow = np.iinfo(np.int32 if leaf.dtype.kind == "i" else np.uint32)
+        smallest = leaf.min()
+        largest = leaf.max()
+        if smallest < narrow.min or largest > narrow.max:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            value = largest if largest > narrow.max else smallest
+            raise ValueError(
+                f"{name} has the value {value}, which {narrow.dtype} cannot hold, and JAX would cut it to that: "
+                "hash or renumber such ids in the pipeline, or set JAX_ENABLE_X64=1"
+            )
+
+
 def _contents(array: np.ndarray, name: str) -> str:
     first = array.flat[0] if array.size else None
     if isinstance(first, np.ndarray | list):

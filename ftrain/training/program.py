@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ftrain.data import Piece
+from ftrain.data.shapes import check_integers
 from ftrain.training.metrics import Metrics
 from ftrain.training.objective import Batch
 from ftrain.training.parallel import Parallel, check_parallel, spread
@@ -89,6 +90,8 @@ class Program:
 
     def put(self, batch: Batch, count: int) -> Batch:
         """The batch of a call, on the devices; a thread may do it, and has to be told whether there are 64 bits."""
+        if not self._x64:
+            check_integers(batch)
         sharding = batch_sharding(self._mesh, stacked=count > 1)
         if sharding is None and count == 1 and jax.default_backend() == "cpu":
             return batch  # it is in the memory of that device already, and the call itself takes it quicker

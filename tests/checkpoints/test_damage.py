@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint import v1 as ocp
 
-from ftrain.checkpoints import CheckpointManager, DamagedError, open_reader, verify
+from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, open_reader, verify
 from ftrain.checkpoints.digests import crc32c_of
 from ftrain.checkpoints.layout import leaf_specs
 from ftrain.checkpoints.manifest import as_text
@@ -306,11 +306,29 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(tmp_path
 
         rewrite_manifest(path, forge)
     like = {"w": jax.ShapeDtypeStruct(tuple(shape) if key == "shape" else (300, 40), jnp.float32)}
-    told = r"leaf w cannot be read: .* would have 175921860444160 bytes, and this machine has \d+ of memory"
+    told = r"leaf w cannot be read: .* would have 175921860444160 bytes, expected at most \d+ \(the memory of"
     with pytest.raises(DamagedError, match=told):
         CheckpointManager(tmp_path).restore(like=like, step=1)
     with pytest.raises(DamagedError, match=told):
         open_reader(path).read("w")
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "told"),
+    [
+        ("4095", DamagedError, r"leaf w cannot be read: it would have 4096 bytes, expected at most 4095 \(FTRAIN_MAX_"),
+        ("4 GB", CheckpointError, "FTRAIN_MAX_LEAF_BYTES is '4 GB', expected a number of bytes above 0"),
+        ("0", CheckpointError, "FTRAIN_MAX_LEAF_BYTES is '0'"),
+    ],
+)
+def test_the_limit_of_a_leaf_can_be_set(tmp_path, monkeypatch, limit, error, told):
+    """A leaf of zeros that Orbax did not store has any size on a disk without any bytes."""
+    CheckpointManager(tmp_path).save(1, {"w": jnp.ones((32, 32))})
+    monkeypatch.setenv("FTRAIN_MAX_LEAF_BYTES", "4096")
+    assert open_reader(tmp_path / "1").read("w").shape == (32, 32)
+    monkeypatch.setenv("FTRAIN_MAX_LEAF_BYTES", limit)
+    with pytest.raises(error, match=told):
+        open_reader(tmp_path / "1").read("w")
 
 
 @pytest.mark.parametrize("contents", ["", "[]", "{", '{"manifest": {}, "crc32c": ""}', "[" * 100_000, "\x00\xff"])

@@ -71,6 +71,8 @@ def test_lists_that_cannot_be():
         SPEC.job_tasks("idle")
     with pytest.raises(IndexError, match=r"job 'worker' has a task -2, which no list can hold; use task_address"):
         ClusterSpec({"worker": {-2: "a:1", 0: "b:1"}}).job_tasks("worker")
+    with pytest.raises(ValueError, match="job 'worker' has a task 2147483647, and a list up to it"):
+        ClusterSpec({"worker": {2**31 - 1: "a:1"}}).job_tasks("worker")
 
 
 def test_a_cluster_def_is_told_from_a_job_of_the_name_job():

@@ -91,3 +91,25 @@ def test_an_error_of_a_source_ends_the_run_and_says_where():
     with pytest.raises(OSError, match="disk on fire") as caught:
         train(data)
     assert any("input of step 3 was read from MapSource(RangeSource(64)" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (np.array([7, 2**32 + 1]), "ids has the value 4294967297, which int32 cannot hold"),
+        (np.array([-(2**31) - 1, 7]), "ids has the value -2147483649, which int32 cannot hold"),
+        (np.array([2**32, 7], np.uint64), "ids has the value 4294967296, which uint32 cannot hold"),
+    ],
+)
+def test_integers_that_jax_would_cut_off_are_refused(ids, told, fuse):
+    """2**32 + 1 would become 1, and the row of another id be trained."""
+    data = Pipeline(ArraySource({"ids": np.tile(ids, 8)}), batch_size=4)
+    with pytest.raises(ValueError, match=told):
+        train(data, 8, lambda params, batch, rng: jnp.sum(params["w"]) * jnp.mean(batch["ids"]), fuse=fuse)
+
+
+@pytest.mark.parametrize("ids", [np.array([-(2**31), 2**31 - 1]), np.array([0, 2**32 - 1], np.uint64)])
+def test_integers_of_64_bits_that_fit_are_trained_on(ids):
+    data = Pipeline(ArraySource({"ids": np.tile(ids, 8)}), batch_size=4)
+    assert int(train(data, 2, lambda params, batch, rng: jnp.mean(params["w"] * batch["ids"].max())).step) == 2
