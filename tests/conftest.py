@@ -9,13 +9,16 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), f"ftrain-tests-{os.getuid()}"))
 
 import hypothesis
+import jax
 import numpy as np
 import pytest
 from processes import default_signals
 from regression import make_arrays
 
 from ftrain.data import ArraySource, Pipeline
+from ftrain.training import use_compilation_cache
 
+use_compilation_cache()
 hypothesis.settings.register_profile("tests", deadline=None)  # the first example pays for compilation
 hypothesis.settings.load_profile("tests")
 
@@ -37,6 +40,12 @@ def interrupts_are_not_ignored():
     """In the background of a script SIGINT is ignored; a test that sends itself one expects it to arrive."""
     with default_signals((signal.SIGINT, signal.SIGTERM)):
         yield
+
+
+@pytest.fixture(autouse=True)
+def compile_quickly(request: pytest.FixtureRequest):
+    """Most of the time of these tests is spent in the compiler. Where its work is the point, they are `optimized`."""
+    jax.config.update("jax_disable_most_optimizations", request.node.get_closest_marker("optimized") is None)
 
 
 @pytest.fixture

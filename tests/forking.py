@@ -40,9 +40,15 @@ class ForkServer:
         return all(environ.get(name) == self._environ.get(name) for name in names)
 
     def run(
-        self, arguments: list[str], env: Mapping[str, str], cwd: str | Path = ".", timeout: float = 240
+        self,
+        arguments: list[str],
+        env: Mapping[str, str],
+        cwd: str | Path = ".",
+        program: str | None = None,
+        timeout: float = 240,
     ) -> subprocess.CompletedProcess:
-        request = {"arguments": arguments, "environ": dict(env), "directory": os.path.abspath(cwd)}
+        """Run `ftrain` with these arguments, or the source of a `program`, as `python -c` does."""
+        request = {"arguments": arguments, "environ": dict(env), "directory": os.path.abspath(cwd), "program": program}
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [out.fileno(), err.fileno()])
             self._socket.settimeout(timeout)
@@ -55,8 +61,8 @@ class ForkServer:
         self._process.wait(timeout=60)
 
 
-def serve(connection: socket.socket) -> list[str]:
-    """Fork for each command and tell how it ended; return in the fork, with its arguments."""
+def serve(connection: socket.socket) -> tuple[list[str], str | None]:
+    """Fork for each command and tell how it ended; return in the fork, with its arguments and its program."""
     while True:
         message, files, _, _ = socket.recv_fds(connection, MOST_BYTES, 2)
         if not message:  # the tests are over
@@ -73,7 +79,7 @@ def serve(connection: socket.socket) -> list[str]:
             for file, number in zip(files, (1, 2), strict=True):
                 os.dup2(file, number)
                 os.close(file)
-            return request["arguments"]
+            return request["arguments"], request["program"]
         for file in files:
             os.close(file)
         _, status = os.waitpid(child, 0)
@@ -84,7 +90,10 @@ if __name__ == "__main__":
     for module in MODULES:
         importlib.import_module(f"ftrain.{module}")
     sys.path[0] = str(Path.cwd())
-    words = serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.path[0] = os.getcwd()  # as python -m would have it
-    sys.argv = ["ftrain", *words]
-    sys.modules["ftrain.cli"].main()
+    words, source = serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.path[0] = os.getcwd()  # as python -m and python -c would have it
+    sys.argv = ["ftrain" if source is None else "-c", *words]
+    if source is None:
+        sys.modules["ftrain.cli"].main()
+    else:
+        exec(source, {"__name__": "__main__"})

@@ -28,7 +28,13 @@ def test_the_quickstart_of_the_readme_is_the_example():
     assert blocks[0].count("\n") <= 26
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def some(paths: list[Path], *names: str) -> list:
+    """These paths as they are, and the others for the campaign."""
+    marks = {path: [] if path.name in names else [pytest.mark.campaign] for path in paths}
+    return [pytest.param(path, marks=marks[path], id=path.name) for path in paths]
+
+
+@pytest.mark.parametrize("path", some(SCRIPTS, "quickstart.py", "own_loop.py", "records.py"))
 def test_every_example_runs(path, tmp_path):
     command = [sys.executable, str(path)]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
@@ -45,7 +51,7 @@ def test_every_example_runs(path, tmp_path):
     assert re.search(results[path.name], done.stdout)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", some(CONFIGS, "own_task.toml", "digits_records.toml"))
 def test_every_config_trains_and_is_evaluated(path, tmp_path):
     shrunk = [override.replace("HERE", str(tmp_path)) for override in SHRUNK[path.name]]
     done = run("train", path, f"run.directory={tmp_path / 'run'}", *shrunk, cwd=ROOT)

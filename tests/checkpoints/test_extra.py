@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, SaveError, verify
@@ -24,6 +24,7 @@ def forbid(constant):
     raise AssertionError(f"{constant} is not JSON")
 
 
+@settings(max_examples=25)
 @given(values=st.dictionaries(st.text().filter(lambda key: key != "$float"), VALUES))
 def test_what_is_stored_comes_back_through_strict_json(values):
     text = json.dumps(encode(values), allow_nan=False)

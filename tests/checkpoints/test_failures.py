@@ -11,7 +11,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command import ROOT, run
+from command import ROOT, run, run_program
 
 from ftrain.checkpoints import CheckpointManager, SaveError, verify
 
@@ -62,8 +62,7 @@ def test_25_kills_inside_of_saves_lose_nothing_that_was_saved(tmp_path, seed):
 
 
 def in_process(code: str, *arguments: str | Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return run_program(textwrap.dedent(code), *arguments)
 
 
 LIMITED = """

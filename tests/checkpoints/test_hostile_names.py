@@ -2,20 +2,18 @@
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+from command import run_program
 from typer.testing import CliRunner
 
 from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, open_reader, read_catalog, verify
 from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.cli import app
 
-ROOT = Path(__file__).parents[2]
 LONG = "x" * 300
 
 
@@ -109,9 +107,7 @@ def test_metadata_that_never_end_are_not_read(home, name, kind):
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), step]
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    done = run_program(textwrap.dedent(PROGRAM), step)
     assert done.returncode == 0, done.stderr
     if name == "_METADATA":
         assert done.stdout.count("is not a regular file") == 2 or done.stdout.count("is missing") == 2

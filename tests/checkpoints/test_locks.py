@@ -120,6 +120,7 @@ def test_a_lock_that_does_not_say_whose_it_is_is_not_taken_over(orphan, text):
         hold(path, "it is held")
 
 
+@pytest.mark.campaign
 def test_of_two_that_take_a_lock_over_one_has_it(orphan):
     path, process, _ = orphan
     process.kill()

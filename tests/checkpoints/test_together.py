@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ftrain.checkpoints import load_variable, verify
 
@@ -45,6 +46,7 @@ def damage(directory: Path) -> None:
     largest.write_bytes(data)
 
 
+@pytest.mark.campaign
 def test_two_save_and_two_or_one_restore(tmp_path):
     run_together(2, tmp_path, "save")
     assert verify(tmp_path / "3") == []

@@ -57,6 +57,12 @@ def run(*arguments: str | Path, **options) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def run_program(source: str, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess:
+    """Run the source of a Python program, in a fork of a process that has imported ftrain."""
+    words = [str(argument) for argument in arguments]
+    return _fork_server().run(words, env=environment() | environ, program=source)
+
+
 @cache
 def _fork_server() -> ForkServer:
     return ForkServer(environment())

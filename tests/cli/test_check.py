@@ -120,7 +120,7 @@ def test_a_mistake_is_two_lines_and_exit_code_two(config):
     assert [path.name for path in config.parent.iterdir()] == ["job.toml"]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.campaign)])
 def test_the_table_fits_a_terminal(columns):
     screen, terminal = pty.openpty()
     wide = environment() | {"COLUMNS": str(columns), "TERM": "dumb"}

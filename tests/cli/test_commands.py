@@ -68,6 +68,7 @@ def test_train_resume_eval_and_a_changed_config(tmp_path):
     assert "done: 20 steps" in longer.stdout
 
 
+@pytest.mark.campaign
 def test_compiled_programs_are_cached_unless_jax_is_told_otherwise(tmp_path):
     config = write_config(tmp_path, steps=5, every=5)
     elsewhere = {"XDG_CACHE_HOME": str(tmp_path / "cache")}

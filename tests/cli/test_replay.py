@@ -68,6 +68,7 @@ def test_a_run_is_followed_to_its_last_step(tmp_path):
     assert list((home / "eval").glob("events.out.tfevents.*"))
 
 
+@pytest.mark.campaign
 def test_following_a_run_that_stopped_early_ends_and_keeps_what_was_measured(tmp_path):
     config, home = write_config(tmp_path, steps=40, every=20), tmp_path / "run"
     assert run("train", config, f"run.directory={home}").returncode == 0

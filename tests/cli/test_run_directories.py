@@ -50,6 +50,7 @@ def test_a_run_directory_is_resumed_where_it_is_now(tmp_path):
     assert "all 60 steps were taken before" in trained(moved)
 
 
+@pytest.mark.campaign
 def test_a_run_with_nested_tables_is_resumed_from_its_resolved_config(tmp_path):
     config, home = write_config(tmp_path, steps=40, every=20), tmp_path / "run"
     model = ["task=typed_task:typed", "model={head={width=3, activation='gelu'}, level=2}"]

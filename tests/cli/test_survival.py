@@ -109,6 +109,7 @@ def test_a_second_signal_stops_at_once(tmp_path):
     assert "once more to stop at once" in err
 
 
+@pytest.mark.campaign
 def test_a_second_signal_does_not_wait_for_the_device(tmp_path):
     config = write_config(tmp_path, steps=1000, every=1000)
     process = start("train", config, "task=regression:slow", "model={}", f"run.directory={tmp_path / 'run'}")

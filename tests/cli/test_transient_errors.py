@@ -41,6 +41,7 @@ from ftrain.cli import main
 main()
 """
 FOR_EVER = 10**6
+LONG = pytest.mark.campaign
 
 
 @pytest.fixture
@@ -54,9 +55,7 @@ def trained(tmp_path) -> tuple[Path, Path]:
 
 def train(config: Path, run: Path, failures: int, kind: str, *more: str, timeout: float = 30):
     arguments = [str(run / "checkpoints"), str(failures), kind, "train", str(config), f"run.directory={run}", *more]
-    environ = command.environment() | {"FTRAIN_IO_TIMEOUT": f"{timeout}"}
-    program = [sys.executable, "-c", FAILING, *arguments]
-    return subprocess.run(program, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    return command.run_program(FAILING, *arguments, FTRAIN_IO_TIMEOUT=f"{timeout}")
 
 
 def test_a_listing_that_fails_for_a_while_is_retried(trained):
@@ -67,7 +66,9 @@ def test_a_listing_that_fails_for_a_while_is_retried(trained):
     assert "done: 6 steps" in ended.stdout
 
 
-@pytest.mark.parametrize("kind", ["ESTALE", "EMFILE", "EIO"])
+@pytest.mark.parametrize(
+    "kind", ["ESTALE", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("EMFILE", "EIO"))]
+)
 def test_a_listing_that_keeps_failing_is_not_an_empty_directory(trained, kind):
     config, run = trained
     ended = train(config, run, FOR_EVER, kind, "steps=12", "--accept-changes", timeout=0.1)
@@ -149,9 +150,7 @@ def test_a_process_out_of_file_descriptors_does_not_take_a_directory_for_empty(t
     import jax.numpy as jnp
 
     CheckpointManager(tmp_path).save(600, {"w": jnp.ones(3)})
-    environ = command.environment() | {"FTRAIN_IO_TIMEOUT": "0"}
-    program = [sys.executable, "-c", HOGGING, str(tmp_path)]
-    ended = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    ended = command.run_program(HOGGING, tmp_path, FTRAIN_IO_TIMEOUT="0")
     assert ended.stdout.split() == ["raised", f"{errno.EMFILE}"] * 2, ended.stderr
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64  # of this process, nothing was changed
 
@@ -180,6 +179,7 @@ def _can_trace() -> str | None:
     return None if tried.returncode == 0 else "strace may not trace processes here"
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(_can_trace() is not None, reason=_can_trace() or "")
 @pytest.mark.parametrize(("when", "code"), [("1..2", 0), ("1+", TRANSIENT)])
 def test_errors_of_the_system_itself(trained, when, code):
@@ -209,6 +209,7 @@ def test_a_run_at_a_url_is_refused_and_nothing_is_made(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
 
+@pytest.mark.campaign
 def test_a_run_in_the_directory_beside_is_saved_resumed_and_evaluated(tmp_path):
     (tmp_path / "work").mkdir()
     config = write_config(tmp_path / "work", steps=6, every=3)
@@ -222,6 +223,7 @@ def test_a_run_in_the_directory_beside_is_saved_resumed_and_evaluated(tmp_path):
         assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.campaign
 def test_ctrl_c_is_still_ended_by_saving(trained):
     """The shield of a run's state and the handler of the command do not get in each other's way."""
     config, run = trained

@@ -79,6 +79,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     assert not processes_of(tmp_path)
 
 
+@pytest.mark.campaign
 def test_too_few_steps_for_the_kills_is_said(tmp_path, monkeypatch, capsys):
     def be_too_late(self, group, *_):
         while group.is_whole:
@@ -118,6 +119,7 @@ def test_processes_that_train_together_are_killed_one_by_one(tmp_path):
     assert "2 device(s) of 2 processes" in (tmp_path / "proof" / "straight" / "output.txt").read_text()
 
 
+@pytest.mark.campaign
 def test_processes_that_train_together_end_when_the_command_is_killed(tmp_path):
     config = write_config(tmp_path, steps=100_000, every=100)
     process = start("verify-resume", config, "--processes", "2", "--directory", tmp_path / "proof")
@@ -129,6 +131,7 @@ def test_processes_that_train_together_end_when_the_command_is_killed(tmp_path):
     wait_until(lambda: not processes_of(tmp_path))
 
 
+@pytest.mark.campaign
 def test_a_process_that_outlives_the_others_is_ended_and_named(tmp_path, pretend):
     out, _ = pretend(deed=STAY, patience=0.3)
     rank = int(re.findall(r"process (\d) inside of a save$", out, re.MULTILINE)[0])

@@ -88,6 +88,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(tmp_path):
     assert "restart" not in out
 
 
+@pytest.mark.campaign
 def test_ctrl_c_at_the_launcher_saves_and_stops(tmp_path):
     with Launched(tmp_path, 2, "steps=100000", *LOGGED, every=1000) as job:
         job.wait_for_step(20)

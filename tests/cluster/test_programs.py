@@ -69,6 +69,7 @@ def test_the_example_is_one_program_for_many_processes(tmp_path):
     assert "launch: done: 500 steps on 2 processes" in done.stdout
 
 
+@pytest.mark.campaign
 def test_a_program_that_does_not_join_the_others_is_told_so(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "quickstart.py"
     done = run("launch", "-n", "2", example, cwd=tmp_path)

@@ -299,6 +299,7 @@ def test_a_process_with_another_token_is_told_what_to_check_and_named_by_the_oth
     assert "b" * 32 not in line + done.stderr
 
 
+@pytest.mark.campaign
 def test_without_a_launcher_the_run_directory_has_the_token(tmp_path):
     config = write_config(tmp_path, steps=5, every=5)
     told = run_group(config, 2, f"run.directory={tmp_path / 'run'}")

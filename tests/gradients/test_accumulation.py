@@ -52,6 +52,7 @@ def test_sums_of_low_precision_are_kept_in_float32():
     np.testing.assert_allclose(float(value), float(x.mean()), rtol=0.01)
 
 
+@pytest.mark.optimized
 def test_memory_does_not_grow_with_the_number_of_parts():
     def wide(params, batch):
         hidden = jnp.tanh(batch["x"] @ params["w"])

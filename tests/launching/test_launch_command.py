@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import typer
+from command import run as run_command
 from launched import LIMIT, ROOT, Launcher, run
 
 from ftrain.cli.launch import CONTEXT_SETTINGS, launch
@@ -69,8 +70,7 @@ def test_bad_input_takes_two_lines_and_no_traceback(tmp_path):
 def test_a_config_that_is_not_there_is_told_as_by_train(config):
     told = []
     for words in (["launch", "-n", "2"], ["train"]):
-        command = [sys.executable, "-m", "ftrain", *words, config]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        result = run_command(*words, config, cwd=ROOT)
         assert (result.returncode, result.stdout) == (2, "")
         told.append(result.stderr)
     assert told[0] == told[1]
@@ -80,8 +80,7 @@ def test_a_config_that_is_not_there_is_told_as_by_train(config):
 def test_a_config_is_trained_and_its_mistake_ends_it(tmp_path):
     config = tmp_path / "job.toml"
     config.write_text('task = "digits"\nsteps = 1\n')
-    command = [sys.executable, "-m", "ftrain", "launch", "-n", "1", str(config), "optimiser.name=adam"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = run_command("launch", "-n", "1", config, "optimiser.name=adam", cwd=ROOT)
     assert result.returncode == 2
     assert "optimiser" in result.stderr
     assert "gave up: a restart would not help" in result.stdout

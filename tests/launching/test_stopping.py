@@ -38,6 +38,7 @@ def test_the_second_signal_ends_them_at_once(tmp_path):
     assert "stopped by SIGINT at step" in result.own[2]
 
 
+@pytest.mark.campaign
 def test_one_that_hangs_while_it_stops(tmp_path):
     with Launcher(tmp_path, *FOREVER, "deed=hang_on_sigterm", options=["--hang-timeout", "1.5"]) as launcher:
         launcher.wait_for_step(7)
@@ -114,6 +115,7 @@ def test_the_supervisor_itself_is_killed(tmp_path):
         wait_until(lambda: not living(tmp_path))
 
 
+@pytest.mark.campaign
 def test_the_supervisor_is_held_for_longer_than_a_process_may_be_silent(tmp_path):
     with Launcher(tmp_path, *FOREVER, options=["--hang-timeout", "1.5"]) as launcher:
         launcher.wait_for_step(3)

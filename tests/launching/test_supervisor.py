@@ -99,6 +99,7 @@ def test_the_watchdogs_of_the_others_are_quicker(tmp_path):
     assert result.own[0].startswith("process 1 hung at step 2 (no sign of life for ")
 
 
+@pytest.mark.campaign
 def test_repeating_a_step_is_no_sign_of_life(tmp_path):
     result = run(tmp_path, "deed=keep_talking", options=HANGS_SOON)
     assert result.code == 0
@@ -110,6 +111,7 @@ def test_being_busy_is_a_sign_of_life(tmp_path):
     assert (result.code, len(result.own)) == (0, 1)
 
 
+@pytest.mark.campaign
 def test_one_that_is_done_and_does_not_end(tmp_path):
     result = run(tmp_path, "steps=10", "deed=stay", options=HANGS_SOON)
     assert result.code == 0
@@ -169,6 +171,7 @@ def test_no_restart_is_allowed(tmp_path):
     assert result.own[-1].startswith("gave up: it may not restart")
 
 
+@pytest.mark.campaign
 def test_those_that_do_not_notice_are_ended(tmp_path):
     """Nobody tells process 1, which has no need of process 0, that process 0 is gone."""
     program = tmp_path / "alone.py"

@@ -26,6 +26,18 @@ DEFAULTS = {
     "ftrl_default": lambda lr, **kept: optimizers.ftrl(lr, **kept),
 }
 ALL = TABLE | DEFAULTS
+LONG = pytest.mark.campaign
+SOME = ("momentum", "adam_default", "ftrl")  # of which every combination is tried
+
+
+def combinations(names, *kinds):
+    """Every name with the first kind, and some with the others; the rest is a campaign."""
+    first, *_ = kinds
+    return [
+        pytest.param(name, *kind[1:], marks=[] if kind is first or name in SOME else LONG, id=f"{kind[0]}-{name}")
+        for name in names
+        for kind in kinds
+    ]
 
 
 def train(transform, params, gradients, apply=apply_updates):
@@ -78,12 +90,11 @@ def assert_within(half, exact, params, units):
         assert distance.max() <= units, distance.max()
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("problem", "packed"),
-    [(dense_problem, False), (dense_problem, True), (row_problem, False)],
-    ids=["dense", "packed", "rows"],
+    ("name", "problem", "packed"),
+    combinations(ALL, ("dense", dense_problem, False), ("packed", dense_problem, True), ("rows", row_problem, False)),
 )
-@pytest.mark.parametrize("name", ALL)
 def test_half_precision_follows_the_float32_trajectory(name, problem, packed):
     """Within one unit in the last place of the largest value that a parameter takes, at each of 200 steps."""
     params, gradients = problem(np.random.default_rng(5))
@@ -139,8 +150,14 @@ def test_rounding_to_nearest_is_there_for_those_who_want_it():
 NARROW_DISTANCE = {"ftrl": 0.1, "ftrl_default": 0.1}
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if not name.startswith(("grad", "proximal_grad"))])
-@pytest.mark.parametrize("problem", [dense_problem, row_problem])
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    combinations(
+        [name for name in ALL if not name.startswith(("grad", "proximal_grad"))],
+        ("dense", dense_problem),
+        ("rows", row_problem),
+    ),
+)
 def test_narrow_slots_train_float32_parameters(name, problem, rng):
     """Within a tenth of the way that the parameter goes with float32 slots, or a hundredth of its value."""
     params, gradients = problem(rng, wide=True)

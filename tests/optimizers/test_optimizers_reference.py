@@ -71,7 +71,8 @@ def test_steps(case, dtype):
         for slot, values in recorded["slots_initial"].items():
             for n, wanted in enumerate(values):
                 assert_close(get_slot(state, str(n), slot), wanted, dtype, f"{slot} at the start")
-        update = jax.jit(transform.update)
+        # Most of the time would be spent in the compiler, unless there are many variables.
+        update = jax.jit(transform.update) if len(params) > 4 else transform.update
         for step, (gradients, wanted) in enumerate(zip(case["gradients"], recorded["values_after_step"], strict=True)):
             given = [gradient_of(gradient, params[n], dtype) for n, gradient in enumerate(gradients)]
             updates, state = update(given, state, params)

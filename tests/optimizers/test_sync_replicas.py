@@ -54,7 +54,8 @@ def run(transform, params, sequence, **extra):
     return params, state
 
 
-@pytest.mark.parametrize("needed", [1, 3])
+@pytest.mark.optimized
+@pytest.mark.parametrize("needed", [3, pytest.param(1, marks=pytest.mark.campaign)])
 def test_what_arrives_at_once_reaches_the_optimizer_bit_for_bit(inner, needed):
     sequence = [gradients_of(step, NESTED) for step in range(4)]
     sequence[1]["a"] = jnp.array([[-0.0, 1e-30], [0.0, 1 / 3]])

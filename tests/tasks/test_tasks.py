@@ -56,6 +56,7 @@ def test_source_files_are_held_out_by_name():
     assert train.dtype == test.dtype == np.uint8
 
 
+@pytest.mark.campaign
 def test_source_lm_learns_and_writes():
     before, after = learn(source_lm(**SMALL_LM), 120, 16, 0.01)
     assert 7 < before["bits_per_byte"] < 10

@@ -17,7 +17,7 @@ from ftrain.training.operations import bad_operations
 from ftrain.training.program import Program
 from ftrain.training.replay import forward
 
-pytestmark = pytest.mark.usefixtures("no_thread_left")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_thread_left")]
 ADAM = optimizers.adam(0.05)
 
 

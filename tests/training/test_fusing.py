@@ -18,7 +18,7 @@ from ftrain.tasks.digits import classify, init_classifier
 from ftrain.training import Hook, Loop, at, every, first, fusing, never, timer
 from ftrain.training.fusing import Taken, best_length, first_difference, gaps
 
-pytestmark = pytest.mark.usefixtures("no_thread_left")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_thread_left")]
 ADAM = optimizers.adam(0.05)
 STEP = make_step(loss_fn, ADAM, clip_global_norm=1.0, averages=0.9)
 PIPELINE = Pipeline(ArraySource(make_arrays()), batch_size=8, seed=3)
@@ -76,14 +76,28 @@ def run(hooks, fuse, start=0, data=PIPELINE, **options):
     return loop
 
 
-@settings(max_examples=40)
-@given(
-    st.lists(st.tuples(TRIGGERS, st.booleans(), st.booleans()), max_size=4),
-    TRIGGERS,
-    st.sampled_from([2, 3, 7, 20, 50]),
-    st.integers(0, 20),
+RUNS = given(
+    spies=st.lists(st.tuples(TRIGGERS, st.booleans(), st.booleans()), max_size=4),
+    publishing=TRIGGERS,
+    fuse=st.sampled_from([2, 3, 7, 20, 50]),
+    start=st.integers(0, 20),
 )
+
+
+@settings(max_examples=10)
+@RUNS
 def test_hooks_see_the_same_and_the_state_is_the_same(spies, publishing, fuse, start):
+    check_that_hooks_see_the_same(spies, publishing, fuse, start)
+
+
+@pytest.mark.campaign
+@settings(max_examples=100)
+@RUNS
+def test_hooks_see_the_same_in_many_runs(spies, publishing, fuse, start):
+    check_that_hooks_see_the_same(spies, publishing, fuse, start)
+
+
+def check_that_hooks_see_the_same(spies, publishing, fuse, start):
     def observe(fuse):
         hooks = [Publisher(publishing), *(Spy(*options) for options in spies), StopOnNaN(), StopAtStep(STEPS)]
         loop = run(hooks, fuse, start)

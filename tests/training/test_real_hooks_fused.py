@@ -29,7 +29,7 @@ from ftrain.hooks import (
 from ftrain.summaries import read_metrics
 from ftrain.training import Loop, at, every, first, timer
 
-pytestmark = pytest.mark.usefixtures("no_thread_left")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_thread_left")]
 MOMENTUM = optimizers.momentum(0.02, 0.9)
 STEP = make_step(loss_fn, MOMENTUM)
 PIPELINE = Pipeline(ArraySource(make_arrays()), batch_size=8, seed=3)
@@ -76,8 +76,22 @@ def bits(state):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(rng=None))]
 
 
-@settings(max_examples=15)
-@given(st.dictionaries(st.sampled_from(sorted(HOOKS)), WHEN, min_size=2), st.sampled_from([3, 10, 50]))
+RUNS = given(st.dictionaries(st.sampled_from(sorted(HOOKS)), WHEN, min_size=2), st.sampled_from([3, 10, 50]))
+
+
+@settings(max_examples=5)
+@RUNS
 def test_what_a_run_leaves_behind_does_not_depend_on_fusing(chosen, fuse):
+    check_that_fusing_changes_nothing(chosen, fuse)
+
+
+@pytest.mark.campaign
+@settings(max_examples=50)
+@RUNS
+def test_what_many_runs_leave_behind_does_not_depend_on_fusing(chosen, fuse):
+    check_that_fusing_changes_nothing(chosen, fuse)
+
+
+def check_that_fusing_changes_nothing(chosen, fuse):
     single, fused = (all_that_is_left(list(chosen.items()), each) for each in (1, fuse))
     assert fused == single

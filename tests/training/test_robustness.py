@@ -1,5 +1,6 @@
 """Runs that meet with odd data, odd hooks and odd moments: none hangs, none loses a batch or an error."""
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -29,7 +30,7 @@ from ftrain.tasks.digits import classify, init_classifier
 from ftrain.training import Loop, Scaffold, at, every, fusing, read_crash
 from ftrain.training.program import Program
 
-pytestmark = pytest.mark.usefixtures("no_thread_left")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_thread_left")]
 ADAM = optimizers.adam(0.05)
 STEP = make_step(loss_fn, ADAM)
 FUSES = pytest.mark.parametrize("fuse", [1, 5, "auto"])
@@ -56,6 +57,7 @@ def lost():
 
 def test_a_thread_that_fails_while_the_run_waits_for_its_data(pipeline):
     waiting = queue.Queue()
+    died = threading.Event()
 
     class Producer(Hook):
         def begin(self, report):
@@ -63,14 +65,13 @@ def test_a_thread_that_fails_while_the_run_waits_for_its_data(pipeline):
             LooperThread(report.coordinator, target=self.produce, name="producer").start()
 
         def produce(self):
+            died.set()
             raise OSError("the producer died")
 
     def stream():
-        while True:
-            try:
-                yield waiting.get(timeout=5)
-            except queue.Empty:
-                return
+        while not (died.is_set() and waiting.empty()):
+            with contextlib.suppress(queue.Empty):
+                yield waiting.get(timeout=0.1)
 
     with pytest.raises(OSError, match="the producer died"):
         drive(stream(), [Producer()])

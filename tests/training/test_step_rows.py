@@ -73,8 +73,15 @@ SAME_AS_DENSE = {
 }
 
 
-@pytest.mark.parametrize("name", SAME_AS_DENSE)
-@pytest.mark.parametrize("options", [{}, {"clip_global_norm": 0.1}, {"accumulate": 3}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in SAME_AS_DENSE),
+        *((name, {"clip_global_norm": 0.1}) for name in ("adagrad", "chain", "loss_scaling")),
+        *((name, {"accumulate": 3}) for name in ("adagrad", "masked", "guard")),
+    ],
+    ids=str,
+)
 def test_rows_give_what_whole_tables_give(name, options):
     state, metrics = run(loss_fn, SAME_AS_DENSE[name](), **options)
     expected, expected_metrics = run(dense_loss_fn, SAME_AS_DENSE[name](), **options)
@@ -136,7 +143,10 @@ def linear_loss(params, batch, rng):
     ],
     ids=["gradient_descent", "adam", "ftrl", "rmsprop", "guard", "loss_scaling"],
 )
-@pytest.mark.parametrize("options", [{}, {"clip_global_norm": 1.0, "accumulate": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"clip_global_norm": 1.0, "accumulate": 2}, marks=pytest.mark.campaign)], ids=str
+)
+@pytest.mark.optimized
 def test_a_table_is_updated_in_place(loss, optimizer, options):
     copies, temporary = copies_of_the_table(loss, optimizer, **options)
     assert copies == 0
