@@ -1,6 +1,6 @@
 # make train   set up .venv and train the digits        make test       set up .venv and run the tests
 # make lint    format and types                         make test-all   the tests, and then the long campaigns
-# make bench   the benchmarks, as ratios                make smoke      a few tests of every room
+# make bench   the benchmarks, as ratios                make smoke      the tests of the main rooms
 #
 # make test PYTHON=python3.13   the same with another Python, in an environment of its own, .venv-3.13.
 # Python 3.11 gets the oldest JAX that is supported (constraints.txt), later ones the newest (constraints-newest.txt).
@@ -21,6 +21,10 @@ test: $(READY)
 
 test-all: test
 	$(VENV)/bin/python -m pytest --campaign -m campaign
+
+smoke: $(READY)
+	$(VENV)/bin/python -m pytest tests/checkpoints/test_manager.py tests/cli/test_commands.py tests/data tests/hooks \
+		tests/optimizers/test_conformance.py tests/summaries tests/test_run.py tests/training
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
