@@ -21,12 +21,18 @@ from orbax.checkpoint import v1 as ocp
 
 from ftrain.checkpoints import CheckpointManager
 
-TREES = {"100 MB in 100 leaves": (100, 100), "100 MB in 1,000 leaves": (1000, 100), "1 GB in 100 leaves": (100, 1024)}
+TREES = {
+    "100 MB in 100 leaves": (100, 100),
+    "100 MB in 1,000 leaves": (1000, 100),
+    "1 GB in 100 leaves": (100, 1024),
+}
 
 
 def make_tree(leaves: int, megabytes: int):
     rng, size = np.random.default_rng(0), megabytes * 2**18 // leaves
-    return {f"leaf_{n}": jnp.asarray(rng.standard_normal(size, dtype=np.float32)) for n in range(leaves)}
+    return {
+        f"leaf_{n}": jnp.asarray(rng.standard_normal(size, dtype=np.float32)) for n in range(leaves)
+    }
 
 
 advance = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0.999, tree), donate_argnums=0)
@@ -76,14 +82,18 @@ def with_ftrain(tree, home: Path, times, number: int):
 
 
 def like(tree):
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
+    )
 
 
 def measure(leaves: int, megabytes: int, rounds: int) -> dict[str, float]:
     tree, times = make_tree(leaves, megabytes), defaultdict(list)
     for number in range(rounds + 1):
         home = Path(tempfile.mkdtemp(prefix="checkpoints"))
-        tree = one_round(tree, home, times if number else defaultdict(list), number)  # the first warms up
+        tree = one_round(
+            tree, home, times if number else defaultdict(list), number
+        )  # the first warms up
         shutil.rmtree(home)
     return {name: statistics.median(spent) for name, spent in times.items()}
 
@@ -102,7 +112,9 @@ def main() -> None:
             ("next step", "ftrain next step", "orbax next step"),
         ):
             ratio = took[mine] / took[other]
-            print(f"  {label:<22} {ratio:5.2f}   {took[mine] * 1e3:8.1f} ms / {took[other] * 1e3:8.1f} ms")
+            print(
+                f"  {label:<22} {ratio:5.2f}   {took[mine] * 1e3:8.1f} ms / {took[other] * 1e3:8.1f} ms"
+            )
         print(f"  a step without a save        {took['step alone'] * 1e3:8.1f} ms")
 
 

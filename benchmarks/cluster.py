@@ -47,7 +47,9 @@ def compare_processes(rounds: int) -> Iterator[str]:
     for job, about in ABOUT.items():
         with tempfile.TemporaryDirectory() as directory:
             command = ["speed", job, "--rounds", f"{rounds}", "--directory", directory]
-            yield describe_speed(f"{about}, {PROCESSES} processes", run_together(command, PROCESSES))
+            yield describe_speed(
+                f"{about}, {PROCESSES} processes", run_together(command, PROCESSES)
+            )
 
 
 def compare_devices(rounds: int) -> Iterator[str]:
@@ -84,7 +86,9 @@ def describe_speed(about: str, result: Mapping[str, Any]) -> str:
         "quickest": min(bare) / min(ours),
         "computing": result["computing"]["bare"] / result["computing"]["ftrain"],
     }
-    columns = "".join(f"{speed:>8,.0f}" for speed in speeds) + "".join(f"{ratio:>10.2f}" for ratio in ratios.values())
+    columns = "".join(f"{speed:>8,.0f}" for speed in speeds) + "".join(
+        f"{ratio:>10.2f}" for ratio in ratios.values()
+    )
     missed = f"   below {RATIO}" if ratios["all"] < RATIO else ""
     return f"{about:<48}{columns}   checkpoint {result['saving']:.2f} s{missed}"
 
@@ -99,7 +103,8 @@ def run_together(arguments: Sequence[str], count: int) -> dict[str, Any]:
     """The result of several processes that make up one job on this machine."""
     addresses = free_addresses(count)
     places = [
-        environment(index, addresses, hang_timeout=LIMIT, attempt=0, inject=None, gpus=None) for index in range(count)
+        environment(index, addresses, hang_timeout=LIMIT, attempt=0, inject=None, gpus=None)
+        for index in range(count)
     ]
     return result_of(run_all(arguments, places))
 
@@ -111,7 +116,9 @@ def run_all(arguments: Sequence[str], places: Sequence[Mapping[str, str]]) -> st
     try:
         for place in places:
             output = subprocess.DEVNULL if started else subprocess.PIPE
-            started.append(subprocess.Popen(command, env=os.environ | place, stdout=output, text=True))
+            started.append(
+                subprocess.Popen(command, env=os.environ | place, stdout=output, text=True)
+            )
         written, _ = started[0].communicate(timeout=LIMIT)
         codes = [process.wait(LIMIT) for process in started]
     finally:
@@ -130,14 +137,32 @@ def result_of(written: str) -> dict[str, Any]:
 
 def restart_once() -> float:
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "ftrain", "launch", "-n", "3", "--inject", "kill rank=1 step=40"]
-        settings = ["steps=80", "data.batch_size=96", "checkpoint.every_steps=20", "evaluation.every_steps=80"]
+        command = [
+            sys.executable,
+            "-m",
+            "ftrain",
+            "launch",
+            "-n",
+            "3",
+            "--inject",
+            "kill rank=1 step=40",
+        ]
+        settings = [
+            "steps=80",
+            "data.batch_size=96",
+            "checkpoint.every_steps=20",
+            "evaluation.every_steps=80",
+        ]
         config = str(HERE.parent / "configs" / "digits.toml")
         command += [config, *settings, f"run.directory={directory}/run"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+        )
     found = re.findall(r"restarted in ([0-9.]+) s", done.stdout)
     if done.returncode != 0 or len(found) != 1:
-        raise SystemExit(f"{done.stdout}\nexit code {done.returncode}, {len(found)} restarts where one was wanted")
+        raise SystemExit(
+            f"{done.stdout}\nexit code {done.returncode}, {len(found)} restarts where one was wanted"
+        )
     return float(found[0])
 
 
@@ -150,8 +175,12 @@ PARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if none is named")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if none is named"
+    )
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
     for name in arguments.parts:

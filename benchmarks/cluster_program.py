@@ -26,7 +26,15 @@ import optax
 from loop import make_arrays, mlp
 
 import ftrain
-from ftrain.cluster import Company, Sharding, batch_shard, connect, create_local, make_mesh, membership
+from ftrain.cluster import (
+    Company,
+    Sharding,
+    batch_shard,
+    connect,
+    create_local,
+    make_mesh,
+    membership,
+)
 from ftrain.tasks.transformer import init_transformer, transformer_logits
 from ftrain.training import Fuse
 
@@ -64,7 +72,10 @@ class BareLoop:
         self.params = jax.jit(init, out_shardings=whole)()
         self.opt_state = jax.jit(optimizer.init, out_shardings=whole)(self.params)
         self.compiled = jax.jit(
-            step, donate_argnums=(0, 1), in_shardings=(whole, whole, split), out_shardings=(whole, whole, whole)
+            step,
+            donate_argnums=(0, 1),
+            in_shardings=(whole, whole, split),
+            out_shardings=(whole, whole, whole),
         )
         self.batches = itertools.cycle([pipeline.batch(step) for step in range(READY)])
         self.put = partial(jax.make_array_from_process_local_data, split)
@@ -106,7 +117,9 @@ class FtrainLoop:
             hooks=[
                 ftrain.hooks.Logging(write=self.notices.append, when=ftrain.every(steps=100)),
                 ftrain.hooks.SummarySaver(directory, when=ftrain.every(steps=100)),
-                ftrain.hooks.CheckpointSaver(directory / "checkpoints", when=ftrain.training.at(save_at)),
+                ftrain.hooks.CheckpointSaver(
+                    directory / "checkpoints", when=ftrain.training.at(save_at)
+                ),
             ],
             mesh=mesh,
             fuse=fuse,
@@ -120,13 +133,19 @@ class FtrainLoop:
         jax.block_until_ready(self.loop.state)
 
 
-def measure_speed(company: Company, job: Job, rounds: int, fuse: Fuse, directory: Path) -> dict[str, Any]:
+def measure_speed(
+    company: Company, job: Job, rounds: int, fuse: Fuse, directory: Path
+) -> dict[str, Any]:
     """Seconds of every round of both loops, which take turns, and those that this process was computing in them."""
     mesh = make_mesh()
     index, count = batch_shard(mesh)
     source = ftrain.data.ArraySource(make_arrays())
-    pipeline = ftrain.data.Pipeline(source, batch_size=job.batch_size, shard_index=index, shard_count=count)
-    save_at = job.steps * (WARM_UP + rounds // 2) + job.steps // 2  # in the middle of the run, and of a round
+    pipeline = ftrain.data.Pipeline(
+        source, batch_size=job.batch_size, shard_index=index, shard_count=count
+    )
+    save_at = (
+        job.steps * (WARM_UP + rounds // 2) + job.steps // 2
+    )  # in the middle of the run, and of a round
     bare = BareLoop(job, mesh, pipeline)
     ours = FtrainLoop(job, mesh, pipeline, company, directory, save_at, fuse)
     loops: dict[str, Callable[[int], None]] = {"bare": bare.run, "ftrain": ours.run}
@@ -142,12 +161,25 @@ def measure_speed(company: Company, job: Job, rounds: int, fuse: Fuse, directory
                 loops[name](job.steps)
                 seconds[name].append(time.perf_counter() - started)
                 computing[name] += time.process_time() - computed
-        saving = ours.loop.timing.others.get("CheckpointSaver", 0.0)  # now, as the end saves once more
+        saving = ours.loop.timing.others.get(
+            "CheckpointSaver", 0.0
+        )  # now, as the end saves once more
         ours.loop.request_stop("done")
     if not (directory / "checkpoints" / str(save_at)).exists():
-        raise RuntimeError(f"there is no checkpoint of step {save_at} in {directory}, though one was due")
-    fused = next((line.partition(",")[0] for line in ours.notices if "are fused" in line), "steps are not fused")
-    return {"steps": job.steps, "seconds": seconds, "computing": computing, "saving": saving, "fused": fused}
+        raise RuntimeError(
+            f"there is no checkpoint of step {save_at} in {directory}, though one was due"
+        )
+    fused = next(
+        (line.partition(",")[0] for line in ours.notices if "are fused" in line),
+        "steps are not fused",
+    )
+    return {
+        "steps": job.steps,
+        "seconds": seconds,
+        "computing": computing,
+        "saving": saving,
+        "fused": fused,
+    }
 
 
 def measure_memory(width: int = 384, layers: int = 4, context: int = 32) -> dict[str, Any]:
@@ -199,12 +231,18 @@ def join() -> Company:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["speed", "memory"])
     parser.add_argument("job", nargs="?", choices=JOBS, default="mlp")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--fuse", type=lambda text: text if text == "auto" else int(text), default="auto")
-    parser.add_argument("--directory", type=Path, help="where all processes find the run; a new one if not given")
+    parser.add_argument(
+        "--fuse", type=lambda text: text if text == "auto" else int(text), default="auto"
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="where all processes find the run; a new one if not given"
+    )
     arguments = parser.parse_args()
     with join() as company, tempfile.TemporaryDirectory() as alone:
         if arguments.what == "memory":

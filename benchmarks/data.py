@@ -60,7 +60,11 @@ def write_records(path: Path, count: int) -> None:
     rng = np.random.default_rng(0)
     with RecordWriter(path) as writer:
         for number in range(count):
-            features = {"floats": rng.standard_normal(64, np.float32), "label": number % 1000, "name": b"n%d" % number}
+            features = {
+                "floats": rng.standard_normal(64, np.float32),
+                "label": number % 1000,
+                "name": b"n%d" % number,
+            }
             writer.write(encode_example(features))
 
 
@@ -112,7 +116,9 @@ def take_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, l
 def show(title: str, figures: dict[str, list[float]], base: str, unit: str = "examples/s") -> None:
     print(f"\n{title}")
     for name, values in figures.items():
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(values, figures[base], strict=True))
+        ratio = statistics.median(
+            ours / theirs for ours, theirs in zip(values, figures[base], strict=True)
+        )
         print(f"  {name:34} {statistics.median(values):14,.0f} {unit}   {ratio:6.2f} of {base}")
 
 
@@ -126,13 +132,17 @@ def records(home: Path, rounds: int, tensorflow: str) -> None:
         return lambda: examples_a_second(feed(pipeline), "label")
 
     ways = {"ftrain, in order": read(False), "ftrain, shuffled": read(True)}
-    ways["ftrain, batch by batch"] = lambda: by_step(Pipeline(source, batch_size=BATCH), EXAMPLES // BATCH)
+    ways["ftrain, batch by batch"] = lambda: by_step(
+        Pipeline(source, batch_size=BATCH), EXAMPLES // BATCH
+    )
     theirs = TensorFlow(tensorflow, path)
     if theirs.is_there:
         ways["tf.data, in order"] = lambda: theirs.run("order")
         ways["tf.data, shuffle(10,000)"] = lambda: theirs.run("shuffled")
     else:
-        print(f"{tensorflow} cannot import tensorflow: pip install '.[bench-data]', or --tensorflow PYTHON")
+        print(
+            f"{tensorflow} cannot import tensorflow: pip install '.[bench-data]', or --tensorflow PYTHON"
+        )
     figures = take_turns(ways, rounds)
     theirs.close()
     base = "tf.data, in order" if theirs.is_there else "ftrain, in order"
@@ -177,11 +187,21 @@ def arrays(rounds: int) -> None:
         steps = epochs * len(array) // size
         ways = {
             "numpy, permutation and index": lambda size=size: bare(array, size, epochs),
-            "ftrain, pipeline.batch(step)": lambda endless=endless, steps=steps: by_step(endless, steps),
-            "ftrain, batches(step, 50), stacked": lambda endless=endless, steps=steps: by_50(endless, steps),
-            "ftrain, feed (a thread ahead)": lambda finite=finite: examples_a_second(feed(finite), "x"),
+            "ftrain, pipeline.batch(step)": lambda endless=endless, steps=steps: by_step(
+                endless, steps
+            ),
+            "ftrain, batches(step, 50), stacked": lambda endless=endless, steps=steps: by_50(
+                endless, steps
+            ),
+            "ftrain, feed (a thread ahead)": lambda finite=finite: examples_a_second(
+                feed(finite), "x"
+            ),
         }
-        show(f"arrays in memory, batches of {size}", take_turns(ways, rounds), "numpy, permutation and index")
+        show(
+            f"arrays in memory, batches of {size}",
+            take_turns(ways, rounds),
+            "numpy, permutation and index",
+        )
 
 
 def memory(home: Path) -> None:
@@ -204,10 +224,14 @@ def memory(home: Path) -> None:
             most = max(most, anonymous())
         print(first, most)
     """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
     first, most = map(float, ran.stdout.split())
     print(f"\nmemory: {path.stat().st_size / 1e6:,.0f} MB of records in batches of 8 MB")
-    print(f"  the process's own memory: {first:,.0f} MB after 20 batches, at most {most:,.0f} MB until the end")
+    print(
+        f"  the process's own memory: {first:,.0f} MB after 20 batches, at most {most:,.0f} MB until the end"
+    )
     path.unlink()
 
 
@@ -230,7 +254,9 @@ def digits(home: Path, rounds: int) -> None:
         optimizer = momentum(0.05, momentum=0.9)
         state = TrainState.create(task.init(jax.random.key(0)), optimizer, seed=0)
         step = make_step(task.loss_fn, optimizer)
-        with Run(step, state, Pipeline(task.source, batch_size=128), steps=2 * steps, directory=None) as run:
+        with Run(
+            step, state, Pipeline(task.source, batch_size=128), steps=2 * steps, directory=None
+        ) as run:
             while run.state.step < steps:
                 run.advance()
             start = time.perf_counter()
@@ -248,10 +274,14 @@ def digits(home: Path, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", default=["records", "arrays", "memory", "digits"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tensorflow", default=sys.executable, help="an interpreter that has tensorflow")
+    parser.add_argument(
+        "--tensorflow", default=sys.executable, help="an interpreter that has tensorflow"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         parts = {

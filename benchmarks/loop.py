@@ -27,7 +27,9 @@ from typing import Any
 
 DEVICES = 4
 if "--here" in sys.argv:  # before jax is imported
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={DEVICES}"
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={DEVICES}"
+    )
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
@@ -77,12 +79,16 @@ def many_leaves(count: int) -> tuple[Callable[[], Any], Callable[..., Any]]:
 
     def init() -> Any:
         keys = jax.random.split(jax.random.key(0), count // 2)
-        return [{"w": jax.random.normal(key, (FEATURES,)) * 0.1, "b": jnp.zeros(())} for key in keys]
+        return [
+            {"w": jax.random.normal(key, (FEATURES,)) * 0.1, "b": jnp.zeros(())} for key in keys
+        ]
 
     def loss_fn(params, batch, rng):
         weights = jnp.stack([layer["w"] for layer in params])
         offsets = jnp.stack([layer["b"] for layer in params])
-        return jnp.mean((jnp.tanh(batch["x"] @ weights.T + offsets).mean(axis=-1) - batch["y"]) ** 2)
+        return jnp.mean(
+            (jnp.tanh(batch["x"] @ weights.T + offsets).mean(axis=-1) - batch["y"]) ** 2
+        )
 
     return init, loss_fn
 
@@ -138,7 +144,9 @@ class BareLoop:
         start = time.perf_counter()
         losses: list[Any] = []
         for _ in range(steps):
-            self.params, self.opt_state, loss = self.compiled(self.params, self.opt_state, next(self.batches))
+            self.params, self.opt_state, loss = self.compiled(
+                self.params, self.opt_state, next(self.batches)
+            )
             if self.window:
                 losses.append(loss)
                 if len(losses) > self.window:
@@ -150,10 +158,19 @@ class BareLoop:
 class FtrainLoop:
     """ftrain with everything switched on, and a checkpoint after step `save_at`."""
 
-    def __init__(self, job: Job, arrays: dict[str, np.ndarray], directory: str, save_at: int = 0, fuse: Any = "auto"):
+    def __init__(
+        self,
+        job: Job,
+        arrays: dict[str, np.ndarray],
+        directory: str,
+        save_at: int = 0,
+        fuse: Any = "auto",
+    ):
         hooks = ftrain.hooks
         optimizers = ftrain.optimizers
-        optimizer = optimizers.momentum(0.01, 0.9) if job.optimizer == "sgd" else optimizers.adam(1e-3)
+        optimizer = (
+            optimizers.momentum(0.01, 0.9) if job.optimizer == "sgd" else optimizers.adam(1e-3)
+        )
         step = ftrain.make_step(job.loss_fn, optimizer)
         pipeline = ftrain.data.Pipeline(ftrain.data.ArraySource(arrays), batch_size=job.batch_size)
         self.notices: list[str] = []
@@ -165,7 +182,9 @@ class FtrainLoop:
             hooks=[
                 hooks.Logging(write=self.notices.append, when=ftrain.every(steps=100)),
                 hooks.SummarySaver(directory, when=ftrain.every(steps=100)),
-                hooks.CheckpointSaver(Path(directory) / "checkpoints", when=ftrain.training.at(save_at)),
+                hooks.CheckpointSaver(
+                    Path(directory) / "checkpoints", when=ftrain.training.at(save_at)
+                ),
             ],
             mesh=ftrain.cluster.make_mesh(job.devices),
             fuse=fuse,
@@ -188,7 +207,9 @@ class KerasLoop:
 
         widths = [leaf["b"].shape[0] for leaf in job.init()]
         layers = [keras.layers.Dense(width, activation="relu") for width in widths[:-1]]
-        self.model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(widths[-1])])
+        self.model = keras.Sequential(
+            [keras.Input((FEATURES,)), *layers, keras.layers.Dense(widths[-1])]
+        )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss=loss)
         self.arrays, self.batch_size = arrays, job.batch_size
@@ -196,7 +217,9 @@ class KerasLoop:
     def run(self, steps: int) -> float:
         epochs = max(1, steps * self.batch_size // EXAMPLES)
         start = time.perf_counter()
-        self.model.fit(self.arrays["x"], self.arrays["y"], batch_size=self.batch_size, epochs=epochs, verbose=0)
+        self.model.fit(
+            self.arrays["x"], self.arrays["y"], batch_size=self.batch_size, epochs=epochs, verbose=0
+        )
         return epochs * EXAMPLES / self.batch_size / (time.perf_counter() - start)
 
 
@@ -204,7 +227,9 @@ def compare(name: str, rounds: int) -> str:
     job, arrays = JOBS[name], make_arrays()
     pipeline = ftrain.data.Pipeline(ftrain.data.ArraySource(arrays), batch_size=job.batch_size)
     ready = [pipeline.batch(step) for step in range(64)]
-    keras = KerasLoop(job, arrays) if name in WITH_KERAS and importlib.util.find_spec("keras") else None
+    keras = (
+        KerasLoop(job, arrays) if name in WITH_KERAS and importlib.util.find_spec("keras") else None
+    )
     with tempfile.TemporaryDirectory() as directory:
         middle = job.steps * (1 + rounds // 2) + job.steps // 2
         bare, ours = BareLoop(job, ready), FtrainLoop(job, arrays, directory, save_at=middle)
@@ -221,7 +246,11 @@ def compare(name: str, rounds: int) -> str:
     columns = [means["bare"], means["ftrain"]]
     shown = f"{means['keras'] / means['bare']:>8.2f}" if keras else f"{'':>8}"
     ratio = means["ftrain"] / means["bare"]
-    return f"{ABOUT[name]:<36}" + "".join(f"{each:>10,.0f}" for each in columns) + f"{ratio:>8.2f}{shown}   {fused}"
+    return (
+        f"{ABOUT[name]:<36}"
+        + "".join(f"{each:>10,.0f}" for each in columns)
+        + f"{ratio:>8.2f}{shown}   {fused}"
+    )
 
 
 def measure_memory(steps: int = 200_000) -> str:
@@ -251,7 +280,9 @@ def measure_start(times: int = 5) -> str:
     for _ in range(times + 1):
         with tempfile.TemporaryDirectory() as directory:
             started = time.perf_counter()
-            process = subprocess.Popen([*command, f"run.directory={directory}/run"], stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                [*command, f"run.directory={directory}/run"], stdout=subprocess.PIPE, text=True
+            )
             assert process.stdout is not None
             for line in process.stdout:
                 if line.startswith("first step after"):
@@ -263,13 +294,19 @@ def measure_start(times: int = 5) -> str:
 def in_own_process(name: str, rounds: int) -> str:
     """A job that needs another number of devices, or memory that no other job has used."""
     command = [sys.executable, __file__, name, "--rounds", str(rounds), "--here"]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()[-1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = [*JOBS, "memory", "start"]
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(names)}; all if none is named")
+    parser.add_argument(
+        "jobs", nargs="*", metavar="JOB", help=f"of {', '.join(names)}; all if none is named"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -51,16 +51,23 @@ class Contestant:
         """Seconds a step."""
         start = time.perf_counter()
         for _ in range(steps):
-            self._carried = self._step(*self._carried, *self._inputs[self._taken % len(self._inputs)])
+            self._carried = self._step(
+                *self._carried, *self._inputs[self._taken % len(self._inputs)]
+            )
             self._taken += 1
         jax.block_until_ready(self._carried[0])
         return (time.perf_counter() - start) / steps
 
 
-def take_turns(contestants: dict[Any, Contestant], steps: int, rounds: int) -> list[dict[Any, float]]:
+def take_turns(
+    contestants: dict[Any, Contestant], steps: int, rounds: int
+) -> list[dict[Any, float]]:
     for contestant in contestants.values():
         contestant.run(2)
-    return [{name: contestant.run(steps) for name, contestant in contestants.items()} for _ in range(rounds)]
+    return [
+        {name: contestant.run(steps) for name, contestant in contestants.items()}
+        for _ in range(rounds)
+    ]
 
 
 def median(times: list[dict[Any, float]], name: Any, of: Any = None) -> float:
@@ -68,11 +75,15 @@ def median(times: list[dict[Any, float]], name: Any, of: Any = None) -> float:
 
 
 def compare_leaves() -> None:
-    print(f"{'leaves':>7}{'optax':>12}{'ftrain':>12}{'floor':>12}{'ratio':>8}{'of floor':>10}{'first call':>12}")
+    print(
+        f"{'leaves':>7}{'optax':>12}{'ftrain':>12}{'floor':>12}{'ratio':>8}{'of floor':>10}{'first call':>12}"
+    )
     for count in (10, 100, 1000):
         params = {f"layer{n:04}": jnp.ones((16, 16) if n % 2 else 16) for n in range(count)}
         chosen = {"optax": optax.adam(0.001), "ftrain": optimizers.adam(0.001)}
-        contestants = {name: Contestant(bare_step(of), *fresh(params, of), [()]) for name, of in chosen.items()}
+        contestants = {
+            name: Contestant(bare_step(of), *fresh(params, of), [()]) for name, of in chosen.items()
+        }
         contestants["floor"] = Contestant(
             lambda p, s: (jax.tree.map(lambda leaf: leaf + 1, p), s), *fresh(params), [()]
         )
@@ -85,7 +96,9 @@ def compare_leaves() -> None:
 
 def bare_step(optimizer: optax.GradientTransformation) -> Step:
     def step(params, state):
-        updates, state = optimizer.update(jax.tree.map(lambda leaf: 0.1 * leaf, params), state, params)
+        updates, state = optimizer.update(
+            jax.tree.map(lambda leaf: 0.1 * leaf, params), state, params
+        )
         return optax.apply_updates(params, updates), state
 
     return step
@@ -130,7 +143,11 @@ def batches(rows: int, ids: int, repeated: int = 0) -> list[tuple[jax.Array]]:
         rng = np.random.default_rng(0)
         for _ in range(16):
             first = rng.choice(rows, ids - repeated, replace=False)
-            yield (jnp.asarray(rng.permutation(np.concatenate([first, rng.choice(first, repeated)])), jnp.int32),)
+            yield (
+                jnp.asarray(
+                    rng.permutation(np.concatenate([first, rng.choice(first, repeated)])), jnp.int32
+                ),
+            )
 
     return list(draw())
 
@@ -145,12 +162,17 @@ def compare_rows(ids: int = 1024) -> None:
         shown = "".join(f"{median(times, rows) * 1e3:>9.2f} ms" for rows in SIZES)
         growth = "".join(f"{median(each, SIZES[-1], SIZES[0]):>12.2f}" for each in (times, again))
         print(f"{name:>12}{shown}{growth}{dense_times[-1] / median(times, SIZES[-1]):>14,.0f}")
-        print(f"{'memory':>12}" + "".join(f"{extra_memory(rows, make(), ids) / 2**20:>9.2f} MB" for rows in SIZES))
+        print(
+            f"{'memory':>12}"
+            + "".join(f"{extra_memory(rows, make(), ids) / 2**20:>9.2f} MB" for rows in SIZES)
+        )
     print(f"{'optax.adam':>12}" + "".join(f"{seconds * 1e3:>9.2f} ms" for seconds in dense_times))
 
 
 def time_rows(make: Any, sizes: tuple[int, ...], ids_of: Any) -> list[dict[Any, float]]:
-    contestants = {rows: Contestant(rows_step(make()), *started(rows, make()), ids_of(rows)) for rows in sizes}
+    contestants = {
+        rows: Contestant(rows_step(make()), *started(rows, make()), ids_of(rows)) for rows in sizes
+    }
     return take_turns(contestants, steps=20, rounds=30)
 
 
@@ -165,7 +187,9 @@ def measure_dense(ids: int) -> list[float]:
         statistics.median(one[0] for one in take_turns({0: contestant}, steps=1, rounds=5))
         for rows in SIZES
         for contestant in [
-            Contestant(dense_step(optax.adam(0.001)), *started(rows, optax.adam(0.001)), batches(rows, ids))
+            Contestant(
+                dense_step(optax.adam(0.001)), *started(rows, optax.adam(0.001)), batches(rows, ids)
+            )
         ]
     ]
 
@@ -174,7 +198,9 @@ def extra_memory(rows: int, optimizer: optax.GradientTransformation, ids: int) -
     """Bytes that a step needs beside what it is given."""
     shapes = jax.eval_shape(lambda: started(rows, optimizer))
     return memory_of(
-        jax.jit(rows_step(optimizer), donate_argnums=(0, 1)), *shapes, jax.ShapeDtypeStruct((ids,), "int32")
+        jax.jit(rows_step(optimizer), donate_argnums=(0, 1)),
+        *shapes,
+        jax.ShapeDtypeStruct((ids,), "int32"),
     )
 
 
@@ -211,8 +237,12 @@ def compare_accumulation(microbatches: int = 16, examples: int = 1024, layers: i
         memory(1, examples * microbatches),
     )
     print(f"memory of a batch of {examples}: {one / 2**20:.2f} MB")
-    print(f"of {microbatches} such microbatches: {parts / 2**20:.2f} MB, {parts / one:.2f} times as much")
-    print(f"of a batch of {examples * microbatches}: {whole / 2**20:.2f} MB, {whole / one:.2f} times as much")
+    print(
+        f"of {microbatches} such microbatches: {parts / 2**20:.2f} MB, {parts / one:.2f} times as much"
+    )
+    print(
+        f"of a batch of {examples * microbatches}: {whole / 2**20:.2f} MB, {whole / one:.2f} times as much"
+    )
 
 
 BENCHMARKS = {
@@ -224,8 +254,12 @@ BENCHMARKS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", metavar="|".join(BENCHMARKS), help="all of them if none is named")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "which", nargs="*", metavar="|".join(BENCHMARKS), help="all of them if none is named"
+    )
     chosen = parser.parse_args().which or list(BENCHMARKS)
     for name in chosen:
         if name not in BENCHMARKS:

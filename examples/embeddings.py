@@ -20,10 +20,16 @@ USERS, FILMS, TASTES, RATINGS = 200_000, 200_000, 2, 100_000
 def make_ratings() -> dict[str, np.ndarray]:
     """Ratings of and by those who were seen at all: a hundred users and films out of all there are."""
     rng = np.random.default_rng(0)
-    users, films = (rng.choice(count, 100, replace=False).astype(np.int32) for count in (USERS, FILMS))
+    users, films = (
+        rng.choice(count, 100, replace=False).astype(np.int32) for count in (USERS, FILMS)
+    )
     tastes = rng.normal(size=(2, 100, TASTES)).astype(np.float32)
     who, what = rng.integers(0, 100, size=(2, RATINGS))
-    return {"user": users[who], "film": films[what], "rating": np.sum(tastes[0, who] * tastes[1, what], axis=1)}
+    return {
+        "user": users[who],
+        "film": films[what],
+        "rating": np.sum(tastes[0, who] * tastes[1, what], axis=1),
+    }
 
 
 def init_params() -> dict[str, jax.Array]:

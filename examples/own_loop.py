@@ -34,7 +34,9 @@ def loss_fn(params, batch, rng):
 optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
 step = ftrain.make_step(loss_fn, optimizer)
 state = ftrain.TrainState.create(jnp.zeros(4), optimizer)
-with ftrain.Run(step, state, data, steps=20_000, hooks=[StopBelow(1e-3, when=ftrain.every(steps=50))]) as run:
+with ftrain.Run(
+    step, state, data, steps=20_000, hooks=[StopBelow(1e-3, when=ftrain.every(steps=50))]
+) as run:
     while not run.should_stop():
         run.advance()  # the steps up to the next one that a hook asks for, in one compiled call; step() takes one
 print(f"step {run.steps_taken}: {run.stop_reason}")

@@ -27,7 +27,10 @@ def spirals(*, hidden: int = 64, points: int = 2000, noise: float = 0.05) -> Tas
         }
 
     def logits(params, xy):
-        return jnp.tanh(jnp.tanh(4 * xy @ params["in"] + params["bias"]) @ params["middle"]) @ params["out"]
+        return (
+            jnp.tanh(jnp.tanh(4 * xy @ params["in"] + params["bias"]) @ params["middle"])
+            @ params["out"]
+        )
 
     def loss_fn(params, batch, rng):
         return optax.sigmoid_binary_cross_entropy(logits(params, batch["xy"]), batch["arm"]).mean()
@@ -44,4 +47,7 @@ def make_points(count: int, noise: float, seed: int) -> dict[str, np.ndarray]:
     radius = np.sqrt(rng.uniform(0.01, 1, count))
     angle = 3 * np.pi * radius + np.pi * arm
     xy = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return {"xy": (xy + noise * rng.normal(size=xy.shape) * 0.5).astype(np.float32), "arm": arm.astype(np.float32)}
+    return {
+        "xy": (xy + noise * rng.normal(size=xy.shape) * 0.5).astype(np.float32),
+        "arm": arm.astype(np.float32),
+    }

@@ -19,7 +19,9 @@ def loss_fn(params, batch, rng):
     return jnp.mean(error**2)
 
 
-with ftrain.cluster.connect() as company:  # the environment says who this is; before anything touches a device
+with (
+    ftrain.cluster.connect() as company
+):  # the environment says who this is; before anything touches a device
     mesh = ftrain.cluster.make_mesh()  # the devices of all processes
     shard, shards = ftrain.cluster.batch_shard(mesh)  # this one's slice of every batch
     source = ftrain.data.ArraySource({"x": x, "y": y})

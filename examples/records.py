@@ -28,12 +28,15 @@ print("wrote", ", ".join(path.name for path in writer.paths))
 spec = {"values": Ragged("float32"), "mean": Fixed()}
 source = RecordSource(str(home / "train-*.tfrecord"), spec)
 print(
-    f"{len(source)} examples; lengths of two of them:", [len(row) for row in source.read(np.array([2999, 7]))["values"]]
+    f"{len(source)} examples; lengths of two of them:",
+    [len(row) for row in source.read(np.array([2999, 7]))["values"]],
 )
 
 # Batches are made of examples of similar length, and padded to one of four lengths: four compiled programs.
 buckets = Buckets(example_lengths(source, "values"), boundaries=[10, 20, 30, 40])
-data = Pipeline(source, batch_size=64, buckets=buckets, pad={"values": Pad(lengths="count")}, seed=1)
+data = Pipeline(
+    source, batch_size=64, buckets=buckets, pad={"values": Pad(lengths="count")}, seed=1
+)
 print("shapes of the first batches:", [data.batch(step)["values"].shape for step in range(5)])
 
 
@@ -45,11 +48,15 @@ def loss_fn(params, batch, rng):
 def train(directory, steps):
     optimizer = ftrain.optimizers.adam(0.05)
     params = {"weight": jnp.zeros(()), "more": jnp.ones(())}
-    return ftrain.train(loss_fn, params, data, optimizer=optimizer, steps=steps, directory=directory)
+    return ftrain.train(
+        loss_fn, params, data, optimizer=optimizer, steps=steps, directory=directory
+    )
 
 
 whole = train(home / "whole", 300)
-train(home / "parts", 137)  # interrupted here, and resumed: the batches from step 138 on are the same
+train(
+    home / "parts", 137
+)  # interrupted here, and resumed: the batches from step 138 on are the same
 parts = train(home / "parts", 300)
 same = all(np.array_equal(whole.params[name], parts.params[name]) for name in whole.params)
 print("the interrupted run ended", "with the same parameters" if same else "otherwise")

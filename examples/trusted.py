@@ -26,7 +26,9 @@ def make_model(seed: int, classes: int):
 home = Path(tempfile.mkdtemp(prefix="trusted-"))
 with CheckpointManager(home, keep=2, keep_best=1, best_metric="loss") as manager:
     for step, loss in ((1, 0.9), (2, 0.3), (3, 0.5), (4, 0.4)):
-        manager.save(step, make_model(step, classes=10), metrics={"loss": loss})  # goes on behind the next lines
+        manager.save(
+            step, make_model(step, classes=10), metrics={"loss": loss}
+        )  # goes on behind the next lines
     manager.wait()
     print(f"kept: {manager.steps()}, the latest is {manager.latest()}, the best {manager.best()}")
 print(f"leaves: {list_variables(home)}")

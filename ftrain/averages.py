@@ -11,7 +11,9 @@ from ftrain.tree import Tree, leaves_with_names, matching_names, named_leaves
 Number = float | jax.Array
 
 
-def update_averages(averages: Tree, values: Tree, decay: Number, num_updates: Number | None = None) -> Tree:
+def update_averages(
+    averages: Tree, values: Tree, decay: Number, num_updates: Number | None = None
+) -> Tree:
     """averages -= (1 - d) * (averages - values), with d = decay, or with n = num_updates
 
     d = min(decay, (1 + n) / (10 + n)): the smaller decay of the first updates lets them leave the start quickly.
@@ -25,7 +27,9 @@ def update_averages(averages: Tree, values: Tree, decay: Number, num_updates: Nu
         if mean is None:
             return None
         wide = _widened(mean)  # in less, 1 - decay is no longer what was asked for
-        moved = mean.astype(wide) - fresh.astype(wide) * (mean.astype(wide) - jnp.asarray(new, wide))
+        moved = mean.astype(wide) - fresh.astype(wide) * (
+            mean.astype(wide) - jnp.asarray(new, wide)
+        )
         return moved.astype(mean.dtype)
 
     return jax.tree.map(move, averages, values, is_leaf=lambda node: node is None)
@@ -39,7 +43,8 @@ def start_averages(values: Tree, only: str | Sequence[str] = ()) -> Tree:
     patterns = (only,) if isinstance(only, str) else tuple(only)
     chosen = matching_names(values, patterns, "averages") if patterns else {*named_leaves(values)}
     copies = [
-        jnp.array(leaf, dtype=_widened(leaf)) if name in chosen else None for name, leaf in leaves_with_names(values)
+        jnp.array(leaf, dtype=_widened(leaf)) if name in chosen else None
+        for name, leaf in leaves_with_names(values)
     ]
     return jax.tree.structure(values).unflatten(copies)
 
@@ -78,7 +83,9 @@ class ZeroDebiased:
 
         return cls(zeros(), zeros(), jnp.zeros((), jnp.int32))
 
-    def update(self, values: Tree, decay: Number, num_updates: Number | None = None) -> "ZeroDebiased":
+    def update(
+        self, values: Tree, decay: Number, num_updates: Number | None = None
+    ) -> "ZeroDebiased":
         """The averages after one more update."""
         biased = update_averages(self.biased, values, decay, num_updates)
         count = self.count + 1

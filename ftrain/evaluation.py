@@ -33,15 +33,22 @@ def evaluate_checkpoints(
       like: a state of the same structure, shapes, dtypes and shardings, `TrainState.create(...)` as for the run.
       write_to: a directory for an event file and a `metrics.jsonl` of what is measured.
     """
-    evaluator, manager = Evaluator(evaluate, use_averages=use_averages), CheckpointManager(directory)
+    evaluator, manager = (
+        Evaluator(evaluate, use_averages=use_averages),
+        CheckpointManager(directory),
+    )
     done = [False]
     writers = [] if write_to is None else _open(Path(write_to), manager.latest())
     try:
-        for step in checkpoints_iterator(directory, timeout=timeout, stop=lambda: done[0] or stop()):
+        for step in checkpoints_iterator(
+            directory, timeout=timeout, stop=lambda: done[0] or stop()
+        ):
             try:
                 state = manager.restore(like=like, step=step)
             except CheckpointError:
-                if step in manager.steps():  # if not, the run has deleted it meanwhile: there is a newer one
+                if (
+                    step in manager.steps()
+                ):  # if not, the run has deleted it meanwhile: there is a newer one
                     raise
                 continue
             measured = evaluator.measure(state)

@@ -47,15 +47,22 @@ class Layout:
 
     def join(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays that stand for these leaves: first those apart, then a vector for each group."""
-        return self.apart(leaves) + [join([leaves[n] for n in self.members(group)]) for group in self.groups()]
+        return self.apart(leaves) + [
+            join([leaves[n] for n in self.members(group)]) for group in self.groups()
+        ]
 
     def split(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The leaves that these arrays stand for; an axis in front of all of them stays."""
         vectors = arrays[len(arrays) - len(self.groups()) :]
         if any(isinstance(vector, Tracer) for vector in vectors):
-            vectors = jax.lax.optimization_barrier(vectors)  # or each leaf computes its part of them anew
+            vectors = jax.lax.optimization_barrier(
+                vectors
+            )  # or each leaf computes its part of them anew
         vectors, apart = dict(zip(self.groups(), vectors, strict=True)), iter(arrays)
-        return [next(apart) if place is None else _take(vectors[place.group], place) for place in self.places]
+        return [
+            next(apart) if place is None else _take(vectors[place.group], place)
+            for place in self.places
+        ]
 
     def store(self, arrays: Sequence[jax.Array | None]) -> Tree:
         """The tree that these arrays stand for, packed; an ordinary one if nothing of it is."""
@@ -75,11 +82,15 @@ class Layout:
 
     def members(self, group: str) -> list[int]:
         """The positions of a group's leaves in the tree, in the order of their places."""
-        return [n for n, place in enumerate(self.places) if place is not None and place.group == group]
+        return [
+            n for n, place in enumerate(self.places) if place is not None and place.group == group
+        ]
 
     def length(self, group: str) -> int:
         """The length of a group's vector."""
-        return sum(place.size for place in self.places if place is not None and place.group == group)
+        return sum(
+            place.size for place in self.places if place is not None and place.group == group
+        )
 
 
 def join(leaves: Sequence[Any]) -> Any:
@@ -88,7 +99,10 @@ def join(leaves: Sequence[Any]) -> Any:
         return None
     flat = [jax.lax.reshape(jnp.asarray(leaf), (jnp.size(leaf),)) for leaf in leaves]
     if len(flat) > _JOINED_AT_ONCE:
-        parts = [jax.lax.concatenate(flat[n : n + _JOINED_AT_ONCE], 0) for n in range(0, len(flat), _JOINED_AT_ONCE)]
+        parts = [
+            jax.lax.concatenate(flat[n : n + _JOINED_AT_ONCE], 0)
+            for n in range(0, len(flat), _JOINED_AT_ONCE)
+        ]
         flat = jax.lax.optimization_barrier(parts)
     return jax.lax.concatenate(flat, 0)
 
@@ -119,7 +133,9 @@ def plan(tree: Tree, packed: bool | None = None) -> Layout:
     limit = {None: LARGEST, True: float("inf"), False: -1}[packed]
     first = next(filter(is_concrete, leaves), None)
     fits = [jnp.size(leaf) <= limit and _is_whole(leaf, first) for leaf in leaves]
-    counts = Counter(jnp.result_type(leaf).name for leaf, is_fit in zip(leaves, fits, strict=True) if is_fit)
+    counts = Counter(
+        jnp.result_type(leaf).name for leaf, is_fit in zip(leaves, fits, strict=True) if is_fit
+    )
     ends: Counter[str] = Counter()
     places: list[Place | None] = []
     for leaf, is_fit in zip(leaves, fits, strict=True):
@@ -134,7 +150,9 @@ def plan(tree: Tree, packed: bool | None = None) -> Layout:
 
 def unpack(tree: Tree) -> Tree:
     """`tree` with every packed tree in it as an ordinary one."""
-    return jax.tree.map(lambda node: node.tree() if is_packed(node) else node, tree, is_leaf=is_packed)
+    return jax.tree.map(
+        lambda node: node.tree() if is_packed(node) else node, tree, is_leaf=is_packed
+    )
 
 
 def pack_like(tree: Tree, like: Tree) -> Tree:
@@ -144,15 +162,21 @@ def pack_like(tree: Tree, like: Tree) -> Tree:
         return Packed(node.layout.join(node.layout.structure.flatten_up_to(unpacked)), node.layout)
 
     structure = jax.tree.structure(like, is_leaf=is_packed)
-    nodes = zip(jax.tree.leaves(like, is_leaf=is_packed), structure.flatten_up_to(tree), strict=True)
-    return structure.unflatten([pack(node, part) if is_packed(node) else part for node, part in nodes])
+    nodes = zip(
+        jax.tree.leaves(like, is_leaf=is_packed), structure.flatten_up_to(tree), strict=True
+    )
+    return structure.unflatten(
+        [pack(node, part) if is_packed(node) else part for node, part in nodes]
+    )
 
 
 def is_packed(node: Any) -> bool:
     return isinstance(node, Packed)
 
 
-_SINGLE = jax.lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+_SINGLE = jax.lax.GatherDimensionNumbers(
+    offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,)
+)
 
 
 def is_concrete(leaf: Any) -> bool:
@@ -169,8 +193,12 @@ def _take(vector: Any, place: Place) -> Any:
         return jax.ShapeDtypeStruct(shape, vector.dtype, sharding=vector.sharding)
     if isinstance(vector, Tracer) and vector.ndim == 1 and jax.default_backend() == "cpu":
         # XLA compiles a slice anew for every offset, but a gather by constant indices only once for each shape.
-        indices = np.arange(place.start, place.start + place.size, dtype=np.int32).reshape(*place.shape, 1)
-        return jax.lax.gather(vector, indices, _SINGLE, (1,), mode="promise_in_bounds", unique_indices=True)
+        indices = np.arange(place.start, place.start + place.size, dtype=np.int32).reshape(
+            *place.shape, 1
+        )
+        return jax.lax.gather(
+            vector, indices, _SINGLE, (1,), mode="promise_in_bounds", unique_indices=True
+        )
     return vector[..., place.start : place.start + place.size].reshape(shape)
 
 
@@ -178,4 +206,6 @@ def _is_whole(leaf: Any, first: Any) -> bool:
     """Whether a leaf is not spread over devices, and lives where the first one that is anywhere lives."""
     if not is_concrete(leaf):
         return True
-    return leaf.sharding.is_fully_replicated and leaf.sharding.device_set == first.sharding.device_set
+    return (
+        leaf.sharding.is_fully_replicated and leaf.sharding.device_set == first.sharding.device_set
+    )

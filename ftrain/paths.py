@@ -4,7 +4,9 @@ import os
 import re
 from pathlib import Path
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
+_URL = re.compile(
+    r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z][A-Za-z0-9+.-]+:/"
+)  # pathlib makes one slash of two
 
 
 class PathError(ValueError):
@@ -25,9 +27,13 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     try:
         str(resolved).encode()
     except UnicodeEncodeError:
-        raise PathError(f"{str(resolved)!r} cannot be used: its bytes are not UTF-8; rename it") from None
+        raise PathError(
+            f"{str(resolved)!r} cannot be used: its bytes are not UTF-8; rename it"
+        ) from None
     if "\\" in str(resolved):
-        raise PathError(f"{resolved} cannot be used: tensorstore takes its backslash for a slash; rename it")
+        raise PathError(
+            f"{resolved} cannot be used: tensorstore takes its backslash for a slash; rename it"
+        )
     return resolved
 
 
@@ -45,7 +51,9 @@ def expanded(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str):
         raise PathError(f"{path!r} is a path in bytes; expected text, os.fsdecode(path)")
     if not text:
-        raise PathError("an empty text is no path; expected a directory or a file, '.' for the working directory")
+        raise PathError(
+            "an empty text is no path; expected a directory or a file, '.' for the working directory"
+        )
     if "\0" in text:
         raise PathError(f"{text!r} cannot be a path: it has a null character")
     if _URL.match(text):

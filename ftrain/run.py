@@ -32,7 +32,17 @@ from ftrain.launching.reporter import reporter_of_this_process
 from ftrain.optimizers import LearningRate
 from ftrain.paths import local_path
 from ftrain.storage import exists
-from ftrain.training import Fuse, Hook, Loop, Scaffold, TrainState, Trigger, every, make_step, stop_on_signals
+from ftrain.training import (
+    Fuse,
+    Hook,
+    Loop,
+    Scaffold,
+    TrainState,
+    Trigger,
+    every,
+    make_step,
+    stop_on_signals,
+)
 from ftrain.training.arguments import check_arrays, check_optimizer
 from ftrain.training.objective import LossFunction
 from ftrain.training.parallel import Parallel, axis_of
@@ -96,7 +106,9 @@ class Run(Loop):
         waits = scaffold is not None and scaffold.wait_secs is not None
         hooks = _complete(hooks, steps, home, data, writes=not waits)
         if company is not None and not company.is_chief and home is not None:
-            hooks.append(LogFile(home / LOGS / f"process_{company.index}.log", when=_written_when(hooks)))
+            hooks.append(
+                LogFile(home / LOGS / f"process_{company.index}.log", when=_written_when(hooks))
+            )
         reporter = reporter_of_this_process()
         if reporter.is_supervised:
             index = 0 if company is None else company.index
@@ -118,7 +130,12 @@ class Run(Loop):
         )
         if overwrite and (home is None or waits):
             raise ValueError("overwrite=True needs a directory that this process writes to")
-        self._steps, self._home, self._initial, self._company = steps, None if waits else home, state, company
+        self._steps, self._home, self._initial, self._company = (
+            steps,
+            None if waits else home,
+            state,
+            company,
+        )
         self._accept_changes, self._overwrite = accept_changes, overwrite
         self._ingredients = Ingredients()
         self._record: RunRecord | None = None
@@ -128,7 +145,12 @@ class Run(Loop):
         if after is None and self._home is not None:
             self._check_directory(self._home)
         super()._begin(after)
-        if after is None and self._record is not None and self._steps is not None and self._count >= self._steps:
+        if (
+            after is None
+            and self._record is not None
+            and self._steps is not None
+            and self._count >= self._steps
+        ):
             self.notice(
                 f"nothing is left to do: {self._home} has {self._count} steps already; pass more steps, overwrite=True "
                 "to start again, or another directory"
@@ -174,7 +196,9 @@ class Run(Loop):
         """Write what the run is trained with, known since its first batch. A run does not fail for want of a note."""
         batch = jax.tree.map(_shape, self._piece.batch)
         if self._piece.count > 1:
-            batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+            batch = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch
+            )
         try:
             if self._record is not None:
                 self._record.write(jax.tree.map(_shape, self.state), batch)
@@ -245,7 +269,11 @@ def train(
     run = Run(
         step,
         functools.partial(
-            TrainState.create, params, optimizer, seed=seed, averages=(averages_of or True) if averages else False
+            TrainState.create,
+            params,
+            optimizer,
+            seed=seed,
+            averages=(averages_of or True) if averages else False,
         ),
         data,
         steps=steps,
@@ -310,13 +338,20 @@ def _complete(
 def _rank(hook: Hook) -> int:
     """The guard comes first, so that nothing is written of a step that failed; then those that measure, those that
     write it down, and last the saver."""
-    ranks = ((StopOnNaN, 0), (StepCounter, 1), ((SummarySaver, Logging, ProgressBar), 3), (CheckpointSaver, 4))
+    ranks = (
+        (StopOnNaN, 0),
+        (StepCounter, 1),
+        ((SummarySaver, Logging, ProgressBar), 3),
+        (CheckpointSaver, 4),
+    )
     return next((rank for kinds, rank in ranks if isinstance(hook, kinds)), 2)
 
 
 def _written_when(hooks: Sequence[Hook]) -> Trigger:
     """When metrics are written: speed is measured at the same steps, so that it stands in the same lines."""
-    chosen = [hook.when for kind in (Logging, SummarySaver) for hook in hooks if isinstance(hook, kind)]
+    chosen = [
+        hook.when for kind in (Logging, SummarySaver) for hook in hooks if isinstance(hook, kind)
+    ]
     return chosen[0] if chosen else every(steps=100)
 
 

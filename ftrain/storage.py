@@ -15,7 +15,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-TIMEOUT = "FTRAIN_IO_TIMEOUT"  # a variable of the environment: seconds for which an operation is retried
+TIMEOUT = (
+    "FTRAIN_IO_TIMEOUT"  # a variable of the environment: seconds for which an operation is retried
+)
 DEFAULT_TIMEOUT = 30.0
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 5.0
@@ -26,7 +28,15 @@ TRANSIENT = frozenset(
         *("ESTALE", "EIO", "ETIMEDOUT", "EAGAIN", "EINTR", "EBUSY", "EREMOTEIO", "ENOLCK"),
         *("EMFILE", "ENFILE", "ENOMEM", "ENOBUFS"),
         *("ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH"),
-        *("ECONNABORTED", "ECONNRESET", "ECONNREFUSED", "ENOTCONN", "ESHUTDOWN", "ENOLINK", "ECOMM"),
+        *(
+            "ECONNABORTED",
+            "ECONNRESET",
+            "ECONNREFUSED",
+            "ENOTCONN",
+            "ESHUTDOWN",
+            "ENOLINK",
+            "ECOMM",
+        ),
     )
     if hasattr(errno, name)
 )

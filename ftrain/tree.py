@@ -19,12 +19,16 @@ def named_leaves(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> di
     return dict(leaves_with_names(tree, is_leaf))
 
 
-def leaves_with_names(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
+def leaves_with_names(
+    tree: Tree, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[str, Any]]:
     """Every leaf with its name, in the tree's own order, also where two leaves have the same name."""
     return [(_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_leaf)]
 
 
-def leaves_like(tree: Tree, like: Tree, what: str, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+def leaves_like(
+    tree: Tree, like: Tree, what: str, is_leaf: Callable[[Any], bool] | None = None
+) -> list[Any]:
     """What `tree` holds in the place of each leaf of `like`, or an error that names the first leaf that differs.
 
     >>> leaves_like({"a": 1}, {"a": 0, "b": {"c": 0}}, "gradients")
@@ -56,7 +60,9 @@ def matching_names(tree: Tree, patterns: Iterable[str], what: str) -> set[str]:
             raise ValueError(f"{what}: {pattern!r} is not a regular expression: {error}") from None
         if not matched:
             known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise ValueError(f"{what}: pattern {pattern!r} matches no leaf; there are {known or 'none'}")
+            raise ValueError(
+                f"{what}: pattern {pattern!r} matches no leaf; there are {known or 'none'}"
+            )
         found |= matched
     return found
 

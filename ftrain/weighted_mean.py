@@ -51,7 +51,9 @@ class WeightedMean:
 
     def merge(self, other: "WeightedMean") -> "WeightedMean":
         """The mean over both."""
-        return WeightedMean(_widen(self.total) + _widen(other.total), _widen(self.weight) + _widen(other.weight))
+        return WeightedMean(
+            _widen(self.total) + _widen(other.total), _widen(self.weight) + _widen(other.weight)
+        )
 
 
 def is_weighted(node: Any) -> bool:

@@ -4,9 +4,13 @@ import os
 import signal
 import tempfile
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), f"ftrain-tests-{os.getuid()}"))
+os.environ.setdefault(
+    "XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), f"ftrain-tests-{os.getuid()}")
+)
 
 import hypothesis
 import jax
@@ -19,12 +23,16 @@ from ftrain.data import ArraySource, Pipeline
 from ftrain.training import use_compilation_cache
 
 use_compilation_cache()
-hypothesis.settings.register_profile("tests", deadline=None)  # the first example pays for compilation
+hypothesis.settings.register_profile(
+    "tests", deadline=None
+)  # the first example pays for compilation
 hypothesis.settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--campaign", action="store_true", help="also run the tests that are marked as a campaign")
+    parser.addoption(
+        "--campaign", action="store_true", help="also run the tests that are marked as a campaign"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,7 +53,9 @@ def interrupts_are_not_ignored():
 @pytest.fixture(autouse=True)
 def compile_quickly(request: pytest.FixtureRequest):
     """Most of the time of these tests is spent in the compiler. Where its work is the point, they are `optimized`."""
-    jax.config.update("jax_disable_most_optimizations", request.node.get_closest_marker("optimized") is None)
+    jax.config.update(
+        "jax_disable_most_optimizations", request.node.get_closest_marker("optimized") is None
+    )
 
 
 @pytest.fixture

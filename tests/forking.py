@@ -19,7 +19,17 @@ from pathlib import Path
 
 from processes import start_process
 
-MODULES = ("checkpoints", "cli", "config", "data", "hooks", "launching", "optimizers", "tasks", "training")
+MODULES = (
+    "checkpoints",
+    "cli",
+    "config",
+    "data",
+    "hooks",
+    "launching",
+    "optimizers",
+    "tasks",
+    "training",
+)
 MOST_BYTES = 1 << 17  # of a message: the arguments and the environment of a command
 
 
@@ -36,7 +46,11 @@ class ForkServer:
 
     def serves(self, environ: Mapping[str, str]) -> bool:
         """Whether the modules that are imported would read the same settings from this environment."""
-        names = {name for name in environ.keys() | self._environ.keys() if name.startswith(("JAX_", "PYTHON"))}
+        names = {
+            name
+            for name in environ.keys() | self._environ.keys()
+            if name.startswith(("JAX_", "PYTHON"))
+        }
         return all(environ.get(name) == self._environ.get(name) for name in names)
 
     def run(
@@ -48,9 +62,16 @@ class ForkServer:
         timeout: float = 240,
     ) -> subprocess.CompletedProcess:
         """Run `ftrain` with these arguments, or the source of a `program`, as `python -c` does."""
-        request = {"arguments": arguments, "environ": dict(env), "directory": os.path.abspath(cwd), "program": program}
+        request = {
+            "arguments": arguments,
+            "environ": dict(env),
+            "directory": os.path.abspath(cwd),
+            "program": program,
+        }
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [out.fileno(), err.fileno()])
+            socket.send_fds(
+                self._socket, [json.dumps(request).encode()], [out.fileno(), err.fileno()]
+            )
             self._socket.settimeout(timeout)
             code = int(self._socket.recv(MOST_BYTES))
             texts = [file.seek(0) or file.read().decode() for file in (out, err)]
@@ -68,7 +89,9 @@ def serve(connection: socket.socket) -> tuple[list[str], str | None]:
         if not message:  # the tests are over
             os._exit(0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of forking while there are threads: those of a library for matrices
+            warnings.simplefilter(
+                "ignore"
+            )  # of forking while there are threads: those of a library for matrices
             child = os.fork()
         if not child:
             connection.close()

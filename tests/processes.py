@@ -19,7 +19,9 @@ def default_signals(numbers: Sequence[signal.Signals] = HANDLED) -> Iterator[Non
     ignored = [number for number, handler in before.items() if handler is signal.SIG_IGN]
     try:
         for number in ignored:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         yield
     finally:
         for number in ignored:

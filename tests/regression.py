@@ -81,7 +81,9 @@ def broken(*, examples: int = 64):
 
 
 def vector_loss() -> Task:
-    return Task(init_params, lambda params, batch, rng: batch["y"] * params["b"], ArraySource(make_arrays()))
+    return Task(
+        init_params, lambda params, batch, rng: batch["y"] * params["b"], ArraySource(make_arrays())
+    )
 
 
 def slow() -> Task:
@@ -91,7 +93,10 @@ def slow() -> Task:
         def spin(_, matrix):
             return jnp.tanh(matrix @ matrix)
 
-        return loss_fn(params, batch, rng)[0] + 0 * jax.lax.fori_loop(0, 40_000, spin, jnp.ones((700, 700)))[0, 0]
+        return (
+            loss_fn(params, batch, rng)[0]
+            + 0 * jax.lax.fori_loop(0, 40_000, spin, jnp.ones((700, 700)))[0, 0]
+        )
 
     return Task(init_params, loss, ArraySource(make_arrays()))
 

@@ -15,12 +15,16 @@ def test_averages_follow_the_formula_with_a_smaller_decay_at_first():
 
 
 def test_averages_keep_their_dtype():
-    averages = update_averages({"w": jnp.zeros(2, jnp.bfloat16)}, {"w": jnp.ones(2, jnp.bfloat16)}, 0.9, jnp.int32(0))
+    averages = update_averages(
+        {"w": jnp.zeros(2, jnp.bfloat16)}, {"w": jnp.ones(2, jnp.bfloat16)}, 0.9, jnp.int32(0)
+    )
     assert averages["w"].dtype == jnp.bfloat16
 
 
 def test_averages_from_zero_are_corrected_in_half_precision_too():
-    averages = ZeroDebiased.create(jnp.zeros(2, jnp.bfloat16)).update(jnp.ones(2, jnp.bfloat16), 0.999)
+    averages = ZeroDebiased.create(jnp.zeros(2, jnp.bfloat16)).update(
+        jnp.ones(2, jnp.bfloat16), 0.999
+    )
     np.testing.assert_allclose(averages.values.astype(jnp.float32), 1.0, rtol=0.01)
 
 

@@ -29,7 +29,9 @@ def sequence(case):
         yield averages
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{n}-{case['over']}-{case['dtype']}" for n, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    "case", CASES, ids=[f"{n}-{case['over']}-{case['dtype']}" for n, case in enumerate(CASES)]
+)
 def test_values(case):
     if case["over"] == "variable":
         assert case["average_initial"] == case["variable_initial"]
@@ -43,4 +45,6 @@ def test_values(case):
 @pytest.mark.parametrize("case", [case for case in CASES if case["over"] == "variable"][:1])
 def test_names(case):
     assert average_names({"w": jnp.zeros(3)}) == {"w": case["names"]["average"]}
-    assert {average: name for name, average in average_names({"w": 0}).items()} == case["names"]["variables_to_restore"]
+    assert {average: name for name, average in average_names({"w": 0}).items()} == case["names"][
+        "variables_to_restore"
+    ]

@@ -75,7 +75,9 @@ def pod_environment(index: int, namespace: str = "research") -> dict[str, str]:
             assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
             environ[variable["name"]] = namespace
         else:
-            environ[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda name: environ[name[1]], variable["value"])
+            environ[variable["name"]] = re.sub(
+                r"\$\((\w+)\)", lambda name: environ[name[1]], variable["value"]
+            )
     return environ
 
 
@@ -104,7 +106,9 @@ def script(path: Path, text: str) -> None:
     [(int(slurm_option("nodes")), int(slurm_option("ntasks-per-node"))), (2, 4), (16, 8), (1, 2)],
 )
 def test_tasks_of_slurm_are_one_group(nodes, tasks):
-    check_group([membership(step) for step in slurm_steps(nodes, tasks)], f"gpu08:{61440 + 4711 % 4096}")
+    check_group(
+        [membership(step) for step in slurm_steps(nodes, tasks)], f"gpu08:{61440 + 4711 % 4096}"
+    )
 
 
 def test_the_pods_are_one_group():
@@ -119,9 +123,14 @@ def test_the_first_pod_has_the_name_that_all_connect_to():
     assert SERVICE["metadata"]["name"] == domain
     assert SERVICE["spec"]["clusterIP"] == "None"
     assert SERVICE["spec"]["publishNotReadyAddresses"] is True
-    assert SERVICE["spec"]["selector"].items() <= JOB["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        SERVICE["spec"]["selector"].items() <= JOB["spec"]["template"]["metadata"]["labels"].items()
+    )
     assert POD["volumes"][0]["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"]
-    assert any(pod_environment(0)["RUN"].startswith(f"{mount['mountPath']}/") for mount in CONTAINER["volumeMounts"])
+    assert any(
+        pod_environment(0)["RUN"].startswith(f"{mount['mountPath']}/")
+        for mount in CONTAINER["volumeMounts"]
+    )
 
 
 def test_the_manifest_sets_only_variables_that_are_read():
@@ -135,24 +144,36 @@ def test_the_manifest_sets_only_variables_that_are_read():
 
 def test_the_job_ends_by_mistakes_and_does_not_count_those_who_follow_others():
     policy = JOB["spec"]["podFailurePolicy"]["rules"]
-    by_code = {code: rule["action"] for rule in policy for code in rule.get("onExitCodes", {}).get("values", [])}
+    by_code = {
+        code: rule["action"]
+        for rule in policy
+        for code in rule.get("onExitCodes", {}).get("values", [])
+    }
     assert by_code == {USER_ERROR: "FailJob", PEER_FAILED: "Ignore"}
     assert POD["restartPolicy"] == "Never"  # the API refuses the policy otherwise
     names = {rule["onExitCodes"]["containerName"] for rule in policy if "onExitCodes" in rule}
     assert names == {CONTAINER["name"]}
 
 
-@pytest.mark.parametrize("text", [SBATCH.read_text(), CONTAINER["args"][0]], ids=["slurm", "kubernetes"])
+@pytest.mark.parametrize(
+    "text", [SBATCH.read_text(), CONTAINER["args"][0]], ids=["slurm", "kubernetes"]
+)
 def test_the_overrides_are_keys_of_the_config(text):
     found = overrides_in(text)
-    assert {override.partition("=")[0] for override in found} >= {"cluster.connect_timeout", "cluster.hang_timeout"}
+    assert {override.partition("=")[0] for override in found} >= {
+        "cluster.connect_timeout",
+        "cluster.hang_timeout",
+    }
     limits = plan(load(ROOT / "configs" / "digits.toml", found)).calls["cluster"].arguments
     assert limits["connect_timeout"] > 60
     assert limits["hang_timeout"] > 0
 
 
 def test_pods_train_as_many_steps_as_the_config_says():
-    assert int(pod_environment(0)["STEPS"]) == plan(load(ROOT / "configs" / "digits.toml", [])).top["steps"]
+    assert (
+        int(pod_environment(0)["STEPS"])
+        == plan(load(ROOT / "configs" / "digits.toml", [])).top["steps"]
+    )
 
 
 def test_the_cluster_file_names_a_group():
@@ -164,7 +185,9 @@ def test_the_cluster_file_names_a_group():
     check_group(members, spec.task_address("worker", 0))
 
 
-@pytest.mark.parametrize("path", [SBATCH, MANIFEST, ROOT / "examples" / "cluster.toml"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [SBATCH, MANIFEST, ROOT / "examples" / "cluster.toml"], ids=lambda path: path.name
+)
 def test_a_launcher_opens_with_its_command_time_and_result(path):
     assert re.search(r"(?s)\A.{,200}# Command: .*\n# Time: .*Result: ", path.read_text()[:800])
 
@@ -176,7 +199,10 @@ class Pod:
         self.last = home / "run" / "checkpoints" / "2000"
         self.told = home / "told"
         script(home / "bin" / "ftrain", f'#!/bin/bash\necho "$@" >> {self.told}\n{ftrain}\n')
-        environ = pod_environment(0) | {"RUN": f"{home / 'run'}", "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
+        environ = pod_environment(0) | {
+            "RUN": f"{home / 'run'}",
+            "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        }
         self.command, self.environ = [*CONTAINER["command"], *CONTAINER["args"]], environ
 
     def start(self) -> subprocess.Popen[str]:
@@ -196,11 +222,18 @@ def test_a_pod_succeeds_once_the_last_checkpoint_is_there(tmp_path):
     assert pod.run() == 0
     assert pod.run() == 0  # replaced too late: the others are done
     (told,) = pod.told.read_text().splitlines()
-    assert told.split()[:4] == ["train", "configs/digits.toml", f"run.directory={tmp_path}/run", "steps=2000"]
+    assert told.split()[:4] == [
+        "train",
+        "configs/digits.toml",
+        f"run.directory={tmp_path}/run",
+        "steps=2000",
+    ]
 
 
 def test_a_pod_that_stops_early_is_not_done(tmp_path):
-    assert Pod(tmp_path, "exit 0").run() == PEER_FAILED  # another pod was told to stop, and so all did
+    assert (
+        Pod(tmp_path, "exit 0").run() == PEER_FAILED
+    )  # another pod was told to stop, and so all did
 
 
 @pytest.mark.parametrize("saves_last", [False, True])
@@ -221,7 +254,10 @@ def test_a_pod_does_not_take_its_own_signal_for_the_code_of_the_training(tmp_pat
     ends_at_once = SAVES.partition("os.makedirs")[0] + "os._exit(0)\n"
     for number in range(20):
         pod = Pod(tmp_path / f"{number}", "")
-        script(tmp_path / f"{number}" / "bin" / "ftrain", ends_at_once.format(python=f"{sys.executable} -SE"))
+        script(
+            tmp_path / f"{number}" / "bin" / "ftrain",
+            ends_at_once.format(python=f"{sys.executable} -SE"),
+        )
         with pod.start() as process:
             assert process.stdout is not None
             process.stdout.readline()
@@ -238,7 +274,8 @@ class Slurm:
         script(commands / "srun", srun)
         script(commands / "scontrol", f'#!/bin/bash\necho "$@" >> {self.requeued}\n')
         script(
-            commands / "scancel", '#!/bin/bash\n[[ "$*" == "--signal=TERM $SLURM_JOB_ID" ]] && kill -TERM $(<tasks)\n'
+            commands / "scancel",
+            '#!/bin/bash\n[[ "$*" == "--signal=TERM $SLURM_JOB_ID" ]] && kill -TERM $(<tasks)\n',
         )
         script(commands / "ftrain", f'#!/bin/bash\nexec {sys.executable} -m ftrain "$@"\n')
         self.environ = os.environ | {
@@ -282,7 +319,14 @@ def test_the_batch_script_is_one_that_bash_understands():
 
 @pytest.mark.parametrize(
     ("code", "restarts", "goes_on"),
-    [(0, 0, False), (USER_ERROR, 0, False), (1, 0, True), (PEER_FAILED, 9, True), (137, 0, True), (137, 10, False)],
+    [
+        (0, 0, False),
+        (USER_ERROR, 0, False),
+        (1, 0, True),
+        (PEER_FAILED, 9, True),
+        (137, 0, True),
+        (137, 10, False),
+    ],
 )
 def test_a_failed_job_goes_back_into_the_queue(tmp_path, code, restarts, goes_on):
     slurm = Slurm(tmp_path, f"#!/bin/bash\nexit {code}\n")
@@ -294,11 +338,15 @@ def test_a_failed_job_goes_back_into_the_queue(tmp_path, code, restarts, goes_on
 @pytest.mark.campaign
 def test_a_job_whose_time_is_over_saves_and_goes_on_from_there(tmp_path):
     (tmp_path / "configs").mkdir()
-    write_config(tmp_path / "configs", steps=1_000_000, every=1_000_000).rename(tmp_path / "configs" / "digits.toml")
+    write_config(tmp_path / "configs", steps=1_000_000, every=1_000_000).rename(
+        tmp_path / "configs" / "digits.toml"
+    )
     slurm = Slurm(tmp_path, TASKS_HERE)
     first = slurm.run_until_time_is_over("first step after")
     assert "2 device(s) of 2 processes" in first
-    stopped = re.search(r"stopped at step (\d+) of 1000000 .*the same command goes on from there", first)
+    stopped = re.search(
+        r"stopped at step (\d+) of 1000000 .*the same command goes on from there", first
+    )
     assert stopped, first
     assert slurm.requeued.read_text() == f"requeue {os.getpid()}\n"
     second = slurm.run_until_time_is_over("resumed at step")

@@ -39,7 +39,9 @@ def expected_outcome(event):
     return {"value": event["value"]}
 
 
-@pytest.mark.parametrize("case", of("tf.train.SecondOrStepTimer"), ids=lambda case: str(case["arguments"]))
+@pytest.mark.parametrize(
+    "case", of("tf.train.SecondOrStepTimer"), ids=lambda case: str(case["arguments"])
+)
 def test_timers_fire_as_in_the_reference(case):
     options = {key.removeprefix("every_"): value for key, value in case["arguments"].items()}
     if "error" in case:
@@ -70,9 +72,14 @@ def make_exception(note):
     return (StopIteration if note.startswith("StopIteration") else EndOfData)("x")
 
 
-@pytest.mark.parametrize("case", of("tf.train.Coordinator", events=1), ids=lambda case: case["note"])
+@pytest.mark.parametrize(
+    "case", of("tf.train.Coordinator", events=1), ids=lambda case: case["note"]
+)
 def test_a_request_to_stop_as_in_the_reference(case):
-    clean = {"OutOfRangeError with clean_stop_exception_types=()": (), "StopIteration declared clean": (StopIteration,)}
+    clean = {
+        "OutOfRangeError with clean_stop_exception_types=()": (),
+        "StopIteration declared clean": (StopIteration,),
+    }
     coordinator = Coordinator(clean.get(case["note"], (EndOfData,)))
     error = make_exception(case["note"])
     for event in case["events"]:
@@ -85,9 +92,14 @@ def test_a_request_to_stop_as_in_the_reference(case):
             coordinator.request_stop(error)
         elif event["call"] != "start":
             found = outcome(getattr(coordinator, event["call"]))
-            assert found == (expected_outcome(event) if event.keys() & {"value", "error"} else {"value": None}), event
+            assert found == (
+                expected_outcome(event) if event.keys() & {"value", "error"} else {"value": None}
+            ), event
         if "should_stop" in event:
-            assert (coordinator.should_stop(), coordinator.joined) == (event["should_stop"], event["joined"]), event
+            assert (coordinator.should_stop(), coordinator.joined) == (
+                event["should_stop"],
+                event["joined"],
+            ), event
 
 
 def by_note(note):
@@ -146,7 +158,9 @@ def test_a_thread_that_outlives_the_grace_period_is_named(ignored):
     thread = threading.Thread(target=release.wait, name="stubborn", daemon=True)
     thread.start()
     coordinator.request_stop()
-    found = outcome(coordinator.join, [thread], stop_grace_period_secs=0.02, ignore_live_threads=ignored)
+    found = outcome(
+        coordinator.join, [thread], stop_grace_period_secs=0.02, ignore_live_threads=ignored
+    )
     release.set()
     thread.join()
     if ignored:

@@ -10,7 +10,9 @@ from command import environment, run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if not path.with_suffix(".toml").exists()]
+SCRIPTS = [
+    path for path in sorted(ROOT.glob("examples/*.py")) if not path.with_suffix(".toml").exists()
+]
 CONFIGS = sorted([*ROOT.glob("configs/*.toml"), *ROOT.glob("examples/*.toml")])
 CONFIGS.remove(ROOT / "examples" / "cluster.toml")  # which names processes, and not what to train
 SHRUNK = {
@@ -37,7 +39,9 @@ def some(paths: list[Path], *names: str) -> list:
 @pytest.mark.parametrize("path", some(SCRIPTS, "quickstart.py", "own_loop.py", "records.py"))
 def test_every_example_runs(path, tmp_path):
     command = [sys.executable, str(path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     results = {
         "quickstart.py": r"Array\(3\.0",

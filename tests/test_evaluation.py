@@ -35,12 +35,19 @@ def test_each_new_checkpoint_is_evaluated_until_the_last_step(tmp_path):
             state = state.replace(params=state.params | {"w": state.params["w"] + 1})
             manager.save(step + 10, state)
     assert seen == [(10, 0.0), (20, 3.0), (30, 6.0)]
-    assert [line["step"] for line in read_metrics(tmp_path / "eval" / "metrics.jsonl")] == [10, 20, 30]
+    assert [line["step"] for line in read_metrics(tmp_path / "eval" / "metrics.jsonl")] == [
+        10,
+        20,
+        30,
+    ]
 
 
 def test_it_ends_when_nothing_new_appears(tmp_path):
     CheckpointManager(tmp_path).save(10, make_state())
-    assert [step for step, _ in ftrain.evaluate_checkpoints(tmp_path, evaluate, make_state(), timeout=0.05)] == [10]
+    assert [
+        step
+        for step, _ in ftrain.evaluate_checkpoints(tmp_path, evaluate, make_state(), timeout=0.05)
+    ] == [10]
 
 
 def test_a_checkpoint_that_was_deleted_meanwhile_is_passed_over(tmp_path, monkeypatch):
@@ -55,23 +62,35 @@ def test_a_checkpoint_that_was_deleted_meanwhile_is_passed_over(tmp_path, monkey
         return restore(self, like, step)
 
     monkeypatch.setattr(CheckpointManager, "restore", delete_first)
-    assert [step for step, _ in ftrain.evaluate_checkpoints(tmp_path, evaluate, make_state(), timeout=0.05)] == [20]
+    assert [
+        step
+        for step, _ in ftrain.evaluate_checkpoints(tmp_path, evaluate, make_state(), timeout=0.05)
+    ] == [20]
 
 
 def test_averages_are_evaluated_if_asked_for(tmp_path):
     state = make_state().replace(averages={"w": jnp.ones(3), "b": jnp.zeros(())})
     CheckpointManager(tmp_path).save(1, state)
-    evaluated = ftrain.evaluate_checkpoints(tmp_path, evaluate, state, use_averages=True, timeout=0.05)
+    evaluated = ftrain.evaluate_checkpoints(
+        tmp_path, evaluate, state, use_averages=True, timeout=0.05
+    )
     assert list(evaluated) == [(1, {"eval/w": 3.0})]
 
 
 def test_a_run_in_another_thread_is_followed(pipeline, tmp_path):
-    hooks = [CheckpointSaver(tmp_path / "checkpoints", when=ftrain.every(steps=50)), Logging(write=lambda line: None)]
+    hooks = [
+        CheckpointSaver(tmp_path / "checkpoints", when=ftrain.every(steps=50)),
+        Logging(write=lambda line: None),
+    ]
     options = {"optimizer": SGD, "steps": 200, "directory": tmp_path, "hooks": hooks}
-    thread = threading.Thread(target=ftrain.train, args=(loss_fn, init_params(), pipeline), kwargs=options)
+    thread = threading.Thread(
+        target=ftrain.train, args=(loss_fn, init_params(), pipeline), kwargs=options
+    )
     thread.start()
     evaluated = dict(
-        ftrain.evaluate_checkpoints(tmp_path / "checkpoints", evaluate, make_state(), last_step=200, timeout=60)
+        ftrain.evaluate_checkpoints(
+            tmp_path / "checkpoints", evaluate, make_state(), last_step=200, timeout=60
+        )
     )
     thread.join()
     assert max(evaluated) == 200
@@ -98,6 +117,8 @@ def test_a_checkpoint_that_is_saved_just_before_the_run_ends_is_not_missed(tmp_p
             return True
         return True
 
-    evaluated = ftrain.evaluate_checkpoints(tmp_path, evaluate, make_state(), last_step=100, stop=has_ended)
+    evaluated = ftrain.evaluate_checkpoints(
+        tmp_path, evaluate, make_state(), last_step=100, stop=has_ended
+    )
     assert [step for step, _ in evaluated] == [15]
     assert wait_for_checkpoint(tmp_path, after=10, timeout=0) == 15

@@ -212,7 +212,13 @@ ROOMS = {
         "warmup",
         "warmup_stable_decay",
     },
-    "summaries": {"BackgroundWriter", "MetricsFile", "SummaryWriter", "read_events", "read_metrics"},
+    "summaries": {
+        "BackgroundWriter",
+        "MetricsFile",
+        "SummaryWriter",
+        "read_events",
+        "read_metrics",
+    },
     "tasks": {"Task", "digits", "source_lm"},
     "training": {
         "Fuse",
@@ -269,9 +275,17 @@ def test_a_room_exports_its_public_names(room):
     module = importlib.import_module(f"ftrain.{room}")
     for name in ROOMS[room]:
         assert hasattr(module, name)
-    if hasattr(module, "__path__"):  # a folder re-exports exactly these; a file also imports what it needs
-        shown = {name for name, value in vars(module).items() if not isinstance(value, types.ModuleType)}
-        assert {name for name in shown if not name.startswith("_")} == ROOMS[room] == set(module.__all__)
+    if hasattr(
+        module, "__path__"
+    ):  # a folder re-exports exactly these; a file also imports what it needs
+        shown = {
+            name for name, value in vars(module).items() if not isinstance(value, types.ModuleType)
+        }
+        assert (
+            {name for name in shown if not name.startswith("_")}
+            == ROOMS[room]
+            == set(module.__all__)
+        )
 
 
 def test_an_unknown_name_is_an_attribute_error():

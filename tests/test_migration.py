@@ -13,9 +13,14 @@ def test_every_counterpart_resolves(name):
         assert callable(resolve(dotted)), dotted
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name.endswith("Optimizer") and "experimental" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in TABLE if name.endswith("Optimizer") and "experimental" not in name]
+)
 def test_the_counterpart_of_an_optimizer_takes_a_learning_rate(name):
-    if name not in ("tf.train.Optimizer", "tf.train.SyncReplicasOptimizer"):  # these take none, or an optimizer
+    if name not in (
+        "tf.train.Optimizer",
+        "tf.train.SyncReplicasOptimizer",
+    ):  # these take none, or an optimizer
         assert "learning_rate" in inspect.signature(resolve(TABLE[name].ours[0])).parameters
 
 
@@ -31,7 +36,9 @@ def test_names_are_found_with_and_without_their_modules():
         assert find(name) == wanted
     assert find("tf.gradients")[1].ours[0] == "ftrain.gradients.value_and_grad"
     assert find("Optimizer.get_slot")[1].ours == ("ftrain.optimizers.get_slot",)
-    with pytest.raises(LookupError, match=r"AdanOptimizer is not a name .* did you mean AdamOptimizer"):
+    with pytest.raises(
+        LookupError, match=r"AdanOptimizer is not a name .* did you mean AdamOptimizer"
+    ):
         find("AdanOptimizer")
 
 

@@ -43,12 +43,19 @@ def test_leaves_of_numpy_and_python_are_taken():
     for params in ({"a": np.zeros(3, np.float32), "b": jnp.zeros(3)}, {"a": 1.0, "b": 2.0}):
         for packed in (None, True):
             transform = adam(0.1, packed=packed)
-            updates, _ = transform.update(jax.tree.map(np.ones_like, params), transform.init(params), params)
-            assert all(float(jnp.max(leaf)) == pytest.approx(-0.1, rel=1e-3) for leaf in jax.tree.leaves(updates))
+            updates, _ = transform.update(
+                jax.tree.map(np.ones_like, params), transform.init(params), params
+            )
+            assert all(
+                float(jnp.max(leaf)) == pytest.approx(-0.1, rel=1e-3)
+                for leaf in jax.tree.leaves(updates)
+            )
 
 
 def test_gradients_of_another_dtype_are_taken_as_they_are_without_packing():
-    gradients = {name: jnp.ones(3, jnp.bfloat16 if name == "b4" else jnp.float32) for name in SMALL} | {"b7": None}
+    gradients = {
+        name: jnp.ones(3, jnp.bfloat16 if name == "b4" else jnp.float32) for name in SMALL
+    } | {"b7": None}
     results = []
     for packed in (True, False):
         transform = adam(0.1, packed=packed)

@@ -57,7 +57,9 @@ DIRECTORIES = {  # as written, and where that is
 
 
 @pytest.mark.parametrize(("given", "where"), DIRECTORIES.items(), ids=DIRECTORIES)
-def test_a_run_in_a_directory_of_any_spelling_is_saved_read_and_resumed(here, pipeline, given, where):
+def test_a_run_in_a_directory_of_any_spelling_is_saved_read_and_resumed(
+    here, pipeline, given, where
+):
     if given.startswith("a/"):
         (here / "work" / "a").mkdir()
 
@@ -109,7 +111,9 @@ ENTRIES = {
     "read_metrics": read_metrics,
     "CheckpointSaver": CheckpointSaver,
     "WaitForStep": lambda path: WaitForStep(3, path),
-    "evaluate_checkpoints": lambda path: next(ftrain.evaluate_checkpoints(path, dict, None, timeout=0)),
+    "evaluate_checkpoints": lambda path: next(
+        ftrain.evaluate_checkpoints(path, dict, None, timeout=0)
+    ),
     "SummarySaver": SummarySaver,
     "CrashBundle": CrashBundle,
     "Profiler": Profiler,
@@ -137,7 +141,9 @@ def test_a_run_at_a_url_is_refused_before_anything_is_made(here, pipeline, url):
     assert not list((here / "work").iterdir())
 
 
-@pytest.mark.parametrize("path", ["", "a\0b", "a\\b", "~nobody-of-that-name/x", os.fsdecode(b"a\xff")])
+@pytest.mark.parametrize(
+    "path", ["", "a\0b", "a\\b", "~nobody-of-that-name/x", os.fsdecode(b"a\xff")]
+)
 def test_what_cannot_be_a_directory_is_refused(here, path):
     with pytest.raises(PathError):
         local_path(path)

@@ -61,7 +61,10 @@ CHANGES = {
     "learning rate": ({"optimizer": ADAM(2e-3)}, "the optimizer differs"),
     "optax's": ({"optimizer": optax.adam(1e-3)}, "the optimizer differs"),
     "loss": ({"loss": doubled}, "the loss differs"),
-    "loss and optimizer": ({"loss": doubled, "optimizer": ADAM(2e-3)}, "the optimizer differs; the loss differs"),
+    "loss and optimizer": (
+        {"loss": doubled, "optimizer": ADAM(2e-3)},
+        "the optimizer differs; the loss differs",
+    ),
     "seed": ({"seed": 1}, "seed was 0, now 1"),
     "clipping": ({"clip_global_norm": 1.0}, r"clip_global_norm was None, now 1\.0"),
     "batch size": ({"data": other_data(batch_size=4)}, "data: batch_size was 8, now 4"),
@@ -97,7 +100,16 @@ def test_a_rate_that_is_kept_in_the_state_is_compared_too(train):
         {"learning_rate": 0.5},
         {"fuse": 1},
     ],
-    ids=["call", "more steps", "equal optimizer", "more metrics", "wrapped loss", "compiled loss", "shown", "fusing"],
+    ids=[
+        "call",
+        "more steps",
+        "equal optimizer",
+        "more metrics",
+        "wrapped loss",
+        "compiled loss",
+        "shown",
+        "fusing",
+    ],
 )
 def test_a_call_that_trains_the_same_is_not_refused(train, same):
     train()
@@ -110,7 +122,9 @@ def test_nothing_left_to_do_is_told_once(train):
     train()
     told = [line for line in train.lines if "nothing is left" in line]
     assert len(told) == 1
-    assert re.search(r"has 4 steps already; pass more steps, overwrite=True .* another directory", told[0])
+    assert re.search(
+        r"has 4 steps already; pass more steps, overwrite=True .* another directory", told[0]
+    )
 
 
 def test_changes_can_be_accepted_and_are_told_and_kept(train):
@@ -129,7 +143,10 @@ def test_overwrite_sets_the_old_run_aside_and_says_where(train, tmp_path):
     (train.directory / "notes.txt").write_text("mine")
     second = train(optimizer=ADAM(0.1), overwrite=True)
     assert any(f"was set aside as {tmp_path / 'run.1'}" in line for line in train.lines)
-    old, new = (ftrain.checkpoints.open_reader(tmp_path / name).read("params/w") for name in ("run.1", "run"))
+    old, new = (
+        ftrain.checkpoints.open_reader(tmp_path / name).read("params/w")
+        for name in ("run.1", "run")
+    )
     np.testing.assert_array_equal(old, first.params["w"])
     np.testing.assert_array_equal(new, second.params["w"])
     assert not np.array_equal(old, new)
@@ -229,10 +246,17 @@ ftrain.train(loss_fn, init_params(), data, optimizer=adam, steps=int(sys.argv[3]
 def test_another_process_resumes_the_same_code_and_refuses_another(tmp_path):
     def run(steps, rate, seed):
         arguments = [str(Path(__file__).parent), str(tmp_path / "run"), f"{steps}", f"{rate}"]
-        environ = {"PYTHONHASHSEED": f"{seed}", "PATH": "", "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}
+        environ = {
+            "PYTHONHASHSEED": f"{seed}",
+            "PATH": "",
+            "JAX_PLATFORMS": "cpu",
+            "HOME": str(tmp_path),
+        }
         environ["PYTHONPATH"] = str(Path(ftrain.__file__).parents[1])
         command = [sys.executable, "-c", PROGRAM, *arguments]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+        return subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=240, check=False
+        )
 
     assert run(4, 1e-3, 1).returncode == 0
     resumed = run(6, 1e-3, 2)

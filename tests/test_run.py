@@ -34,7 +34,15 @@ def test_train_learns_and_returns_the_final_state(pipeline, capsys):
 
 
 def test_a_directory_holds_checkpoints_summaries_and_metrics(pipeline, tmp_path):
-    ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=120, directory=tmp_path, hooks=[QUIET])
+    ftrain.train(
+        loss_fn,
+        init_params(),
+        pipeline,
+        optimizer=MOMENTUM,
+        steps=120,
+        directory=tmp_path,
+        hooks=[QUIET],
+    )
     names = sorted(path.name.split(".")[0] for path in tmp_path.iterdir())
     assert names == ["checkpoints", "data", "events", "metrics", "run"]
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [100, 120]
@@ -43,7 +51,13 @@ def test_a_directory_holds_checkpoints_summaries_and_metrics(pipeline, tmp_path)
 def test_the_same_call_goes_on_where_it_stopped(pipeline, tmp_path):
     def run(steps, directory):
         return ftrain.train(
-            loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=steps, directory=directory, hooks=[QUIET]
+            loss_fn,
+            init_params(),
+            pipeline,
+            optimizer=MOMENTUM,
+            steps=steps,
+            directory=directory,
+            hooks=[QUIET],
         )
 
     whole = run(90, tmp_path / "whole")
@@ -69,10 +83,14 @@ def test_going_on_with_other_data_is_refused_and_told_if_accepted(pipeline, tmp_
     run(pipeline, 10)
     run(pipeline, 20)  # without a warning
     options = {"batch_size": 8, "seed": 3, "examples": 64} | change
-    other = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays(options.pop("examples"))), **options)
+    other = ftrain.data.Pipeline(
+        ftrain.data.ArraySource(make_arrays(options.pop("examples"))), **options
+    )
     with pytest.raises(ftrain.training.RunMismatchError, match=f"data: {told}"):
         run(other, 30)
-    with pytest.warns(UserWarning, match=f"goes on at step 20 with other data than it began with: {told}"):
+    with pytest.warns(
+        UserWarning, match=f"goes on at step 20 with other data than it began with: {told}"
+    ):
         run(other, 30, accept_changes=True)
 
 
@@ -94,20 +112,34 @@ def test_a_hook_takes_the_place_of_the_default_of_its_class(pipeline, tmp_path):
     state = ftrain.TrainState.create(init_params(), MOMENTUM)
     run = ftrain.Run(step, state, pipeline, directory=tmp_path, hooks=[saver, QUIET])
     kinds = [type(hook) for hook in run.hooks]
-    assert kinds == [StopOnNaN, StepCounter, CrashBundle, DataWatch, Logging, SummarySaver, CheckpointSaver]
+    assert kinds == [
+        StopOnNaN,
+        StepCounter,
+        CrashBundle,
+        DataWatch,
+        Logging,
+        SummarySaver,
+        CheckpointSaver,
+    ]
     assert run.hooks[-1] is saver
 
 
 def test_plain_iterables_and_stock_optax_work(pipeline):
     batches = (pipeline.batch(step) for step in range(25))
-    state = ftrain.train(loss_fn, init_params(), batches, optimizer=optax.adamw(0.01), hooks=[QUIET])
+    state = ftrain.train(
+        loss_fn, init_params(), batches, optimizer=optax.adamw(0.01), hooks=[QUIET]
+    )
     assert int(state.step) == 25
 
 
-@pytest.mark.parametrize("optimizer", [optax.lbfgs(), optax.polyak_sgd()], ids=["lbfgs", "polyak_sgd"])
+@pytest.mark.parametrize(
+    "optimizer", [optax.lbfgs(), optax.polyak_sgd()], ids=["lbfgs", "polyak_sgd"]
+)
 def test_optimizers_that_look_at_the_loss_work(optimizer):
     whole = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays()), batch_size=64)
-    state = ftrain.train(loss_fn, init_params(), whole, optimizer=optimizer, steps=20, hooks=[QUIET])
+    state = ftrain.train(
+        loss_fn, init_params(), whole, optimizer=optimizer, steps=20, hooks=[QUIET]
+    )
     np.testing.assert_allclose(state.params["w"], WEIGHTS, atol=1e-4)
 
 
@@ -117,7 +149,15 @@ def test_an_evaluation_that_fails_at_the_end_does_not_cost_the_checkpoint(pipeli
 
     hooks = [QUIET, Evaluator(evaluate)]
     with pytest.raises(RuntimeError, match="evaluation failed"):
-        ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=30, directory=tmp_path, hooks=hooks)
+        ftrain.train(
+            loss_fn,
+            init_params(),
+            pipeline,
+            optimizer=MOMENTUM,
+            steps=30,
+            directory=tmp_path,
+            hooks=hooks,
+        )
     assert CheckpointManager(tmp_path / "checkpoints").steps() == [30]
 
 
@@ -130,7 +170,12 @@ def test_ctrl_c_saves_before_it_raises(pipeline, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         ftrain.train(
-            loss_fn, init_params(), pipeline, optimizer=MOMENTUM, directory=tmp_path, hooks=[QUIET, Interrupt()]
+            loss_fn,
+            init_params(),
+            pipeline,
+            optimizer=MOMENTUM,
+            directory=tmp_path,
+            hooks=[QUIET, Interrupt()],
         )
     assert CheckpointManager(tmp_path / "checkpoints").latest() >= 20
 

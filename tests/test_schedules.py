@@ -11,11 +11,15 @@ STEPS = np.array([0, 1, 7, 49, 50, 51, 99, 100, 101, 1000])
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("case", cases("schedules"), ids=lambda case: case["function"].rpartition(".")[2])
+@pytest.mark.parametrize(
+    "case", cases("schedules"), ids=lambda case: case["function"].rpartition(".")[2]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_values_are_those_of_the_reference(case, dtype):
     recorded = case[dtype] if dtype == "float32" else case[dtype].get("value")
-    if recorded is None:  # the reference has no float64 here: the formula must still agree with its float32
+    if (
+        recorded is None
+    ):  # the reference has no float64 here: the formula must still agree with its float32
         recorded = case["float32"]
     exact = dtype == "float64" and "value" in case["float64"]
     with jax.enable_x64(dtype == "float64"):
@@ -46,20 +50,29 @@ def test_noise_is_a_function_of_seed_and_step_with_the_variance_asked_for():
 
 
 def test_warmup_scales_a_number_or_a_schedule_of_any_kind():
-    np.testing.assert_allclose(schedules.warmup(0.2, 50)(STEPS), 0.2 * np.minimum(STEPS / 50, 1), rtol=1e-6)
+    np.testing.assert_allclose(
+        schedules.warmup(0.2, 50)(STEPS), 0.2 * np.minimum(STEPS / 50, 1), rtol=1e-6
+    )
     after = optax.exponential_decay(1.0, 10, 0.5)
     np.testing.assert_allclose(schedules.warmup(after, 50)(99), after(99), rtol=1e-6)
 
 
 def test_joined_schedules_count_their_own_steps():
     joined = schedules.join([0.5, schedules.cosine_decay(1.0, 50), 0.25], [50, 100])
-    expected = [0.5] * 4 + [1.0] + [float(schedules.cosine_decay(1.0, 50)(s)) for s in (1, 49)] + [0.25] * 3
+    expected = (
+        [0.5] * 4
+        + [1.0]
+        + [float(schedules.cosine_decay(1.0, 50)(s)) for s in (1, 49)]
+        + [0.25] * 3
+    )
     np.testing.assert_allclose([joined(step) for step in STEPS], expected, rtol=1e-6)
 
 
 def test_warmup_stable_decay_is_a_trapezium():
     values = schedules.warmup_stable_decay(0.4, 50, 49, 2, end_learning_rate=0.1)(STEPS)
-    np.testing.assert_allclose(values, [0, 0.008, 0.056, 0.392, 0.4, 0.4, 0.4, 0.25, 0.1, 0.1], rtol=1e-5)
+    np.testing.assert_allclose(
+        values, [0, 0.008, 0.056, 0.392, 0.4, 0.4, 0.4, 0.25, 0.1, 0.1], rtol=1e-5
+    )
 
 
 def test_inverse_sqrt_peaks_at_the_end_of_its_warmup():
@@ -78,22 +91,55 @@ NAN = float("nan")
         (lambda: schedules.exponential_decay(0.1, -3, 0.9), "decay_steps must be > 0, got -3"),
         (lambda: schedules.warmup(0.1, 0), "warmup_steps must be > 0, got 0"),
         (lambda: schedules.cosine_decay_restarts(0.1, 10, t_mul=0.0), "t_mul must be > 0, got 0.0"),
-        (lambda: schedules.piecewise_constant([1, 2], [0.1]), "values must be one more than boundaries, got 1 and 2"),
-        (lambda: schedules.piecewise_constant([3, 2], [1, 2, 3]), r"boundaries must increase, got \[3, 2\]"),
-        (lambda: schedules.join([0.1, 0.2], [2, 1]), "schedules must be one more than boundaries, got 2 and 2"),
-        (lambda: schedules.join([0.1, 0.2, 0.3], [2, 1]), r"boundaries must increase, got \[2, 1\]"),
+        (
+            lambda: schedules.piecewise_constant([1, 2], [0.1]),
+            "values must be one more than boundaries, got 1 and 2",
+        ),
+        (
+            lambda: schedules.piecewise_constant([3, 2], [1, 2, 3]),
+            r"boundaries must increase, got \[3, 2\]",
+        ),
+        (
+            lambda: schedules.join([0.1, 0.2], [2, 1]),
+            "schedules must be one more than boundaries, got 2 and 2",
+        ),
+        (
+            lambda: schedules.join([0.1, 0.2, 0.3], [2, 1]),
+            r"boundaries must increase, got \[2, 1\]",
+        ),
         (lambda: schedules.warmup_stable_decay(0.1, 1, -1, 1), "stable_steps must be >= 0, got -1"),
         (lambda: schedules.cosine_decay(NAN, 9), "learning_rate must be a finite number, got nan"),
-        (lambda: schedules.exponential_decay(0.1, 9, NAN), "decay_rate must be a finite number, got nan"),
-        (lambda: schedules.polynomial_decay(0.1, 9, NAN), "end_learning_rate must be a finite number, got nan"),
-        (lambda: schedules.piecewise_constant([3], [0.1, NAN]), "values must be a finite number, got nan"),
+        (
+            lambda: schedules.exponential_decay(0.1, 9, NAN),
+            "decay_rate must be a finite number, got nan",
+        ),
+        (
+            lambda: schedules.polynomial_decay(0.1, 9, NAN),
+            "end_learning_rate must be a finite number, got nan",
+        ),
+        (
+            lambda: schedules.piecewise_constant([3], [0.1, NAN]),
+            "values must be a finite number, got nan",
+        ),
         (lambda: schedules.warmup(NAN, 9), "schedule must be a finite number, got nan"),
         (lambda: schedules.join([0.1, NAN], [3]), "schedules must be a finite number, got nan"),
         (lambda: schedules.inverse_sqrt(NAN, 9), "learning_rate must be a finite number, got nan"),
-        (lambda: schedules.warmup_stable_decay(NAN, 1, 1, 1), "learning_rate must be a finite number, got nan"),
-        (lambda: schedules.cosine_decay_restarts(NAN, 9), "learning_rate must be a finite number, got nan"),
-        (lambda: schedules.linear_cosine_decay(NAN, 9), "learning_rate must be a finite number, got nan"),
-        (lambda: schedules.noisy_linear_cosine_decay(0.1, 9, -1.0), "initial_variance must be >= 0, got -1.0"),
+        (
+            lambda: schedules.warmup_stable_decay(NAN, 1, 1, 1),
+            "learning_rate must be a finite number, got nan",
+        ),
+        (
+            lambda: schedules.cosine_decay_restarts(NAN, 9),
+            "learning_rate must be a finite number, got nan",
+        ),
+        (
+            lambda: schedules.linear_cosine_decay(NAN, 9),
+            "learning_rate must be a finite number, got nan",
+        ),
+        (
+            lambda: schedules.noisy_linear_cosine_decay(0.1, 9, -1.0),
+            "initial_variance must be >= 0, got -1.0",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(make, message):

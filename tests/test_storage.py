@@ -4,7 +4,15 @@ import os
 import pytest
 
 from ftrain.formats import match_files
-from ftrain.storage import TIMEOUT, exists, is_directory, is_transient, list_names, raise_if_transient, retry
+from ftrain.storage import (
+    TIMEOUT,
+    exists,
+    is_directory,
+    is_transient,
+    list_names,
+    raise_if_transient,
+    retry,
+)
 
 
 def failing(count, code=errno.ESTALE):
@@ -39,7 +47,12 @@ def test_in_the_end_the_error_is_raised(monkeypatch):
 
 def test_between_two_attempts_what_was_begun_is_removed():
     removed = []
-    assert retry(failing(2), timeout=60, sleep=lambda delay: None, before_retry=lambda: removed.append(1)) == 3
+    assert (
+        retry(
+            failing(2), timeout=60, sleep=lambda delay: None, before_retry=lambda: removed.append(1)
+        )
+        == 3
+    )
     assert removed == [1, 1]
 
 
@@ -52,11 +65,15 @@ def test_an_error_is_transient_if_what_it_was_raised_from_is():
 
 
 def test_an_error_that_tensorstore_wraps_is_found(tmp_path):
-    wrapped = ValueError(f"Error opening file [source locations='...' os_error_code='{errno.EMFILE}']")
+    wrapped = ValueError(
+        f"Error opening file [source locations='...' os_error_code='{errno.EMFILE}']"
+    )
     with pytest.raises(OSError, match=f"{tmp_path}") as caught:
         raise_if_transient(wrapped, tmp_path)
     assert caught.value.errno == errno.EMFILE
-    raise_if_transient(ValueError(f"os_error_code='{errno.ENOENT}'"), tmp_path)  # which is an answer
+    raise_if_transient(
+        ValueError(f"os_error_code='{errno.ENOENT}'"), tmp_path
+    )  # which is an answer
 
 
 def test_only_what_is_missing_is_missing(tmp_path, monkeypatch):
@@ -80,7 +97,11 @@ def test_a_pattern_does_not_lose_files_to_a_directory_that_cannot_be_listed(tmp_
     for name in ("a/1.txt", "b/2.txt"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("")
-    assert len(match_files(tmp_path / "*" / "*.txt")) == len(match_files(tmp_path / "**" / "*.txt")) == 2
+    assert (
+        len(match_files(tmp_path / "*" / "*.txt"))
+        == len(match_files(tmp_path / "**" / "*.txt"))
+        == 2
+    )
     listdir, scandir = os.listdir, os.scandir
 
     def stale_at_b(real):

@@ -6,7 +6,9 @@ from ftrain.tree import count_bytes, count_elements, named_leaves
 
 
 def test_leaves_are_named_by_their_keys_joined_by_slashes():
-    state = TrainState.create({"dense": {"kernel": jnp.zeros((2, 3))}}, optimizers.momentum(0.1, 0.9))
+    state = TrainState.create(
+        {"dense": {"kernel": jnp.zeros((2, 3))}}, optimizers.momentum(0.1, 0.9)
+    )
     names = list(named_leaves(state))
     assert "params/dense/kernel" in names
     assert "opt_state/slots/momentum/dense/kernel" in names

@@ -11,7 +11,9 @@ from ftrain import WeightedMean
 def test_it_is_the_mean_of_what_has_weight():
     assert float(WeightedMean.of([1.0, 2.0, 6.0]).value) == 3.0
     assert float(WeightedMean.of([1.0, 2.0, 6.0], [True, False, True]).value) == 3.5
-    assert float(WeightedMean.of([[1.0, 2.0], [3.0, 4.0]], [[1.0], [3.0]]).value) == pytest.approx(3.0)
+    assert float(WeightedMean.of([[1.0, 2.0], [3.0, 4.0]], [[1.0], [3.0]]).value) == pytest.approx(
+        3.0
+    )
 
 
 def test_what_has_no_weight_does_not_count():
@@ -34,7 +36,9 @@ def test_sums_of_half_precision_are_float32():
     assert mean.total.dtype == jnp.float32
     assert float(mean.value) == pytest.approx(float(jnp.bfloat16(0.1)), rel=1e-5)
     # bfloat16 has no 257: in that type the sum of two weights would stay 256.
-    counted = WeightedMean(jnp.bfloat16(0), jnp.bfloat16(256)).merge(WeightedMean(jnp.bfloat16(0), jnp.bfloat16(1)))
+    counted = WeightedMean(jnp.bfloat16(0), jnp.bfloat16(256)).merge(
+        WeightedMean(jnp.bfloat16(0), jnp.bfloat16(1))
+    )
     assert float(counted.weight) == 257.0
 
 

@@ -14,7 +14,9 @@ from ftrain.checkpoints.vocabulary import Vocabularies, describe_misfit, transfe
 from ftrain.packed import pack_like, unpack
 from ftrain.tree import Tree, leaves_with_names
 
-SUGGESTED = 8  # missing names for which near ones are looked up: among many names that takes its time
+SUGGESTED = (
+    8  # missing names for which near ones are looked up: among many names that takes its time
+)
 
 
 class Variable(Protocol):
@@ -55,7 +57,9 @@ def assign(
         if name not in vocabs:
             # A copy, because jax on a CPU may go on using the memory that it is given.
             return _place(cast(reader.read(source), array.dtype, name, copy=True), leaf)
-        own_key = jax.random.fold_in(jax.random.key(0) if key is None else key, zlib.crc32(name.encode()))
+        own_key = jax.random.fold_in(
+            jax.random.key(0) if key is None else key, zlib.crc32(name.encode())
+        )
         old = cast(reader.read(source), array.dtype, name)
         return _place(transfer(vocabs[name], old, array.shape, own_key), leaf)
 
@@ -75,14 +79,21 @@ def _describe_misfits(
         array, source = as_array(leaf), sources[name]
         called = f"leaf {name}" if source == name else f"leaf {name} (there {source})"
         if source not in variables:
-            missing.append(f"{called} is missing" + (near(source, variables) if len(missing) < SUGGESTED else ""))
+            missing.append(
+                f"{called} is missing"
+                + (near(source, variables) if len(missing) < SUGGESTED else "")
+            )
             continue
         found = variables[source]
         misfit = None
         if name in vocabs:
             misfit = describe_misfit(vocabs[name], tuple(found.shape), array.shape)
-        if kind_of(found.dtype) != kind_of(array.dtype) or (name not in vocabs and tuple(found.shape) != array.shape):
-            misfit = f"is {found.dtype}{list(found.shape)}, expected {array.dtype}{list(array.shape)}"
+        if kind_of(found.dtype) != kind_of(array.dtype) or (
+            name not in vocabs and tuple(found.shape) != array.shape
+        ):
+            misfit = (
+                f"is {found.dtype}{list(found.shape)}, expected {array.dtype}{list(array.shape)}"
+            )
         if misfit:
             misfits.append(f"{called} {misfit}")
     return missing + misfits

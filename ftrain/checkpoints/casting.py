@@ -24,7 +24,11 @@ def cast(value: np.ndarray, dtype: Any, name: str, *, copy: bool = False) -> np.
         new = value.astype(dtype, copy=copy)
     if new.dtype == value.dtype:
         return new
-    is_lost = new != value if kind_of(dtype) is np.integer else np.isfinite(new) != np.isfinite(value)
+    is_lost = (
+        new != value if kind_of(dtype) is np.integer else np.isfinite(new) != np.isfinite(value)
+    )
     if np.any(is_lost):
-        raise CheckpointError(f"leaf {name} is {value.dtype} in the checkpoint, with values too large for {dtype}")
+        raise CheckpointError(
+            f"leaf {name} is {value.dtype} in the checkpoint, with values too large for {dtype}"
+        )
     return new

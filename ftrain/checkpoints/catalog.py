@@ -29,14 +29,21 @@ class Catalog:
 
     records: tuple[Record, ...] = ()
     keep_after: float | None = None  # when the next one is due to be kept for good
-    retention: Retention = dataclasses.field(default_factory=Retention)  # by which those that stay were chosen last
+    retention: Retention = dataclasses.field(
+        default_factory=Retention
+    )  # by which those that stay were chosen last
 
     def replace(self, step: int, **changes: Any) -> "Catalog":
-        changed = (dataclasses.replace(each, **changes) if each.step == step else each for each in self.records)
+        changed = (
+            dataclasses.replace(each, **changes) if each.step == step else each
+            for each in self.records
+        )
         return dataclasses.replace(self, records=tuple(changed))
 
     def without(self, step: int) -> "Catalog":
-        return dataclasses.replace(self, records=tuple(each for each in self.records if each.step != step))
+        return dataclasses.replace(
+            self, records=tuple(each for each in self.records if each.step != step)
+        )
 
     def write(self, directory: Path) -> None:
         contents = {
@@ -82,7 +89,9 @@ def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog
     listed = _read(directory / NAME)
     records = [record for record in listed.records if record.step in steps] if listed else []
     unlisted = sorted(set(steps) - {record.step for record in records})
-    found = [_discover(path_of(directory, step), step, is_ours=listed is not None) for step in unlisted]
+    found = [
+        _discover(path_of(directory, step), step, is_ours=listed is not None) for step in unlisted
+    ]
     records += [record for record in found if record is not None]
     in_order = tuple(sorted(records, key=lambda record: record.time))
     return dataclasses.replace(listed or Catalog(), records=in_order)
@@ -125,7 +134,9 @@ def _record(contents: dict[str, Any]) -> Record:
     if role not in (NEWEST, KEPT, PASSED):
         raise ValueError(f"a checkpoint is not {role}")
     metrics = {str(name): float(value) for name, value in contents["metrics"].items()}
-    record = Record(int(contents["step"]), float(contents["time"]), metrics, role, bool(contents["pinned"]))
+    record = Record(
+        int(contents["step"]), float(contents["time"]), metrics, role, bool(contents["pinned"])
+    )
     check_time(record.time)
     return record
 

@@ -11,7 +11,9 @@ import numpy as np
 import xxhash
 
 _THREADS = 2  # both digests let other threads run, and are bound by memory more than by arithmetic
-_CHUNK = 1 << 20  # bytes of a file that are taken at once: few enough to stay in the processor's cache
+_CHUNK = (
+    1 << 20
+)  # bytes of a file that are taken at once: few enough to stay in the processor's cache
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +44,10 @@ def crc32c_of_text(text: str) -> str:
 
 def is_finite(array: np.ndarray) -> bool:
     """Whether no number of an array is infinite or not a number; whole numbers always are finite."""
-    if array.dtype in (np.float16, ml_dtypes.bfloat16):  # numpy is slow at these: look at the bits of their exponents
+    if array.dtype in (
+        np.float16,
+        ml_dtypes.bfloat16,
+    ):  # numpy is slow at these: look at the bits of their exponents
         exponent = np.uint16(0x7C00 if array.dtype == np.float16 else 0x7F80)
         return not bool(((bytes_of(array).view(np.uint16) & exponent) == exponent).any())
     try:

@@ -28,7 +28,9 @@ class MismatchError(CheckpointError):
 
     def __init__(self, path: Path | str, differences: Sequence[str], way_out: str = ""):
         self.path, self.differences = path, list(differences)
-        super().__init__(f"{path} does not fit: {join(self.differences)}" + (f"\n{way_out}" if way_out else ""))
+        super().__init__(
+            f"{path} does not fit: {join(self.differences)}" + (f"\n{way_out}" if way_out else "")
+        )
 
 
 def join(phrases: Sequence[str]) -> str:
@@ -40,7 +42,9 @@ def in_one_line(error: Exception) -> str:
     """What an error says, in short; of one of the system's that tensorstore tells at length, the system's own words."""
     if code := re.search(r"os_error_code='(\d+)'", f"{error}"):
         return os.strerror(int(code[1]))
-    if status := re.match(r"(NOT_FOUND|DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|OUT_OF_RANGE): ", f"{error}"):
+    if status := re.match(
+        r"(NOT_FOUND|DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|OUT_OF_RANGE): ", f"{error}"
+    ):
         return f"its data are {'missing' if status[1] == 'NOT_FOUND' else 'damaged'}"
     return f"{error}".strip().partition("\n")[0][:300] or type(error).__name__
 

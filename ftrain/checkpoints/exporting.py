@@ -32,12 +32,16 @@ def export(
     chosen = Selection(include=as_patterns(include), exclude=as_patterns(exclude))
     names = [name for name in reader.variables if chosen.takes(name)]
     if not names:
-        raise CheckpointError(f"{reader.path}: of its {len(reader.variables)} leaves none is chosen by its whole name")
+        raise CheckpointError(
+            f"{reader.path}: of its {len(reader.variables)} leaves none is chosen by its whole name"
+        )
     if not path.parent.is_dir():
         raise CheckpointError(f"{path} cannot be written: there is no directory {path.parent}")
     text = [name for name in names if reader.variables[name].dtype == "string"]
     if text:
-        raise CheckpointError(f"{reader.path}: leaf {text[0]} is text, which {to} does not hold; exclude it")
+        raise CheckpointError(
+            f"{reader.path}: leaf {text[0]} is text, which {to} does not hold; exclude it"
+        )
     beside = path.with_name(f".{path.name}.part")
     try:
         {"safetensors": _write_safetensors, "npz": _write_npz}[to](reader, names, beside, done)
@@ -49,7 +53,9 @@ def export(
     return names
 
 
-def _write_safetensors(reader: CheckpointReader, names: Sequence[str], path: Path, done: Callable[[str], None]) -> None:
+def _write_safetensors(
+    reader: CheckpointReader, names: Sequence[str], path: Path, done: Callable[[str], None]
+) -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -63,13 +69,17 @@ def _write_safetensors(reader: CheckpointReader, names: Sequence[str], path: Pat
         raise CheckpointError(f"{reader.path}: safetensors does not take it: {error}") from error
 
 
-def _write_npz(reader: CheckpointReader, names: Sequence[str], path: Path, done: Callable[[str], None]) -> None:
+def _write_npz(
+    reader: CheckpointReader, names: Sequence[str], path: Path, done: Callable[[str], None]
+) -> None:
     """One leaf at a time, so that no more than one is in memory."""
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
         for name in names:
             value = reader.read(name)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, value.astype(np.float32) if value.dtype.kind == "V" else value)
+                np.lib.format.write_array(
+                    file, value.astype(np.float32) if value.dtype.kind == "V" else value
+                )
             done(name)
 
 

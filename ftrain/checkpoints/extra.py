@@ -36,11 +36,17 @@ def decode(value: Any) -> Any:
     if isinstance(value, list):
         return [decode(each) for each in value]
     if isinstance(value, dict):
-        return float(value[_NUMBER]) if value.keys() == {_NUMBER} else {key: decode(value[key]) for key in value}
+        return (
+            float(value[_NUMBER])
+            if value.keys() == {_NUMBER}
+            else {key: decode(value[key]) for key in value}
+        )
     return value
 
 
 def _key(key: Any, name: str) -> str:
     if not isinstance(key, str) or key == _NUMBER:
-        raise CheckpointError(f"{name} has the key {key!r}; expected a string other than {_NUMBER!r}")
+        raise CheckpointError(
+            f"{name} has the key {key!r}; expected a string other than {_NUMBER!r}"
+        )
     return key

@@ -24,7 +24,10 @@ def checkpoint_exists(path: str | Path) -> bool:
     given = local_path(path)
     inside = given.parent / _OF_A_RUN / given.name
     return retry(
-        lambda: is_tf_checkpoint(given) or any(exists(each / COMMITTED) and is_tree(each) for each in (given, inside))
+        lambda: (
+            is_tf_checkpoint(given)
+            or any(exists(each / COMMITTED) and is_tree(each) for each in (given, inside))
+        )
     )
 
 
@@ -42,7 +45,9 @@ def locate(path: str | Path) -> Path:
         return path.with_suffix("")
     if is_tf_checkpoint(path) or is_tree(path):
         return path
-    if is_tree(inside := path.parent / _OF_A_RUN / path.name):  # RUN/500 for short, or RUN/500.suspect
+    if is_tree(
+        inside := path.parent / _OF_A_RUN / path.name
+    ):  # RUN/500 for short, or RUN/500.suspect
         return inside
     is_there = is_directory(path)
     if is_there and (latest := _latest(path)) is not None:
@@ -65,7 +70,9 @@ def describe(path: Path) -> str:
     prefix = re.sub(r"\.(meta|data-\d{5}-of-\d{5})$", "", path.name)
     if prefix != path.name:
         is_whole = is_tf_checkpoint(path.with_name(prefix))
-        way_out = f"name {path.with_name(prefix)}" if is_whole else f"{prefix}.index is missing beside it"
+        way_out = (
+            f"name {path.with_name(prefix)}" if is_whole else f"{prefix}.index is missing beside it"
+        )
         return f"is one file of a TensorFlow checkpoint: {way_out}"
     if path.name == "checkpoint":
         return f"is the list that TensorFlow keeps of its checkpoints: name its directory, {path.parent}"

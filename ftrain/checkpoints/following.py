@@ -47,5 +47,7 @@ def checkpoints_iterator(
     If several have appeared since the last one was taken, only the newest is given.
     """
     step: int | None = after
-    while (step := wait_for_checkpoint(directory, after=step, timeout=timeout, poll=poll, stop=stop)) is not None:
+    while (
+        step := wait_for_checkpoint(directory, after=step, timeout=timeout, poll=poll, stop=stop)
+    ) is not None:
         yield step

@@ -45,7 +45,9 @@ def describe_values(array: np.ndarray) -> Statistics | None:
             count, total = seen, total + float(finite.sum())
     if not count:
         return Statistics(math.nan, math.nan, math.nan, math.nan, zeros / array.size, not_finite)
-    return Statistics(total / count, math.sqrt(squares / count), low, high, zeros / array.size, not_finite)
+    return Statistics(
+        total / count, math.sqrt(squares / count), low, high, zeros / array.size, not_finite
+    )
 
 
 def compare_values(left: np.ndarray, right: np.ndarray) -> Difference:
@@ -61,7 +63,10 @@ def compare_values(left: np.ndarray, right: np.ndarray) -> Difference:
         if differs.any():
             gap, larger = _gaps(_doubles(one[differs]), _doubles(other[differs]))
             differing += int(differs.sum())
-            absolute, relative = max(absolute, float(gap.max())), max(relative, float((gap / larger).max()))
+            absolute, relative = (
+                max(absolute, float(gap.max())),
+                max(relative, float((gap / larger).max())),
+            )
     return Difference(absolute, relative, differing)
 
 

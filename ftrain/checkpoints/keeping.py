@@ -23,13 +23,20 @@ def enter(directory: Path, record: Record, retention: Retention, opened: float) 
     with changing(directory):
         catalog = read_catalog(directory)
         others = [each for each in catalog.records if each.step != record.step]
-        is_pinned = any(each.pinned for each in catalog.records if each.step == record.step)  # the one it replaces
+        is_pinned = any(
+            each.pinned for each in catalog.records if each.step == record.step
+        )  # the one it replaces
         records = (*others, dataclasses.replace(record, pinned=is_pinned))
         _rotate(directory, dataclasses.replace(catalog, records=records), retention, opened)
 
 
 def complete(
-    directory: Path, step: int, metrics: dict[str, float], extra: dict[str, Any], retention: Retention, opened: float
+    directory: Path,
+    step: int,
+    metrics: dict[str, float],
+    extra: dict[str, Any],
+    retention: Retention,
+    opened: float,
 ) -> None:
     """Add metrics and extra values to a checkpoint that is there, and delete those that it takes the place of.
 
@@ -46,7 +53,12 @@ def complete(
         if merged == manifest.metrics == record.metrics and together == manifest.extra:
             return
         _replace_manifest(path, manifest.model_copy(update={"metrics": merged, "extra": together}))
-        _rotate(directory, catalog.replace(step, metrics={**record.metrics, **merged}), retention, opened)
+        _rotate(
+            directory,
+            catalog.replace(step, metrics={**record.metrics, **merged}),
+            retention,
+            opened,
+        )
 
 
 def _rotate(directory: Path, catalog: Catalog, retention: Retention, opened: float) -> None:
@@ -80,7 +92,9 @@ def pin(directory: Path, step: int, pinned: bool) -> None:
     with changing(directory):
         catalog = read_catalog(directory)
         if not any(record.step == step for record in catalog.records):
-            raise CheckpointError(f"{directory}: the checkpoint of step {step} has just been deleted")
+            raise CheckpointError(
+                f"{directory}: the checkpoint of step {step} has just been deleted"
+            )
         catalog.replace(step, pinned=pinned).write(directory)
 
 

@@ -52,7 +52,9 @@ class Stored(NamedTuple):
         limit, origin = _max_leaf_bytes()
         for what, shape in (("it", part.shape), ("a chunk of it", chunk)):
             if (size := math.prod(shape) * self.dtype.itemsize) > limit:
-                raise ValueError(f"{what} would have {size} bytes, expected at most {limit} ({origin})")
+                raise ValueError(
+                    f"{what} would have {size} bytes, expected at most {limit} ({origin})"
+                )
         return part.read()
 
     def read(self, index: Index = ()) -> np.ndarray:
@@ -98,12 +100,16 @@ def leaf_specs(directory: Path, *, max_bytes: int = _MAX_METADATA) -> Specs:
         return {"/".join(key): options | _place(home, ".".join(key), is_database) for key in keys}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise_if_transient(error, home / _METADATA)
-        raise DamagedError(directory, [f"file {home.name}/{_METADATA}: {in_one_line(error)}"]) from error
+        raise DamagedError(
+            directory, [f"file {home.name}/{_METADATA}: {in_one_line(error)}"]
+        ) from error
 
 
 def open_leaves(directory: Path, specs: Specs, names: Iterable[str]) -> dict[str, Stored]:
     """Leaves that are ready to be read; of their values nothing is read yet."""
-    context = ts.Context(_UNCACHED)  # a new one: it would remember what stood at the same path before
+    context = ts.Context(
+        _UNCACHED
+    )  # a new one: it would remember what stood at the same path before
     opening: dict[str, Any] = {}
     opened: dict[str, Stored] = {}
     for name, spec in ((name, specs[name]) for name in names):
@@ -111,13 +117,17 @@ def open_leaves(directory: Path, specs: Specs, names: Iterable[str]) -> dict[str
             opening[name] = ts.open(spec, open=True, read=True, context=context)
         except (ValueError, RuntimeError) as error:  # a name that cannot be one, say
             raise_if_transient(error, directory)
-            raise DamagedError(directory, [f"leaf {name!r} cannot be read: {in_one_line(error)}"]) from error
+            raise DamagedError(
+                directory, [f"leaf {name!r} cannot be read: {in_one_line(error)}"]
+            ) from error
     for name, future in opening.items():
         try:
             array = future.result()
         except ValueError as error:
             raise_if_transient(error, directory)
-            raise DamagedError(directory, [f"leaf {name} cannot be read: {in_one_line(error)}"]) from error
+            raise DamagedError(
+                directory, [f"leaf {name} cannot be read: {in_one_line(error)}"]
+            ) from error
         opened[name] = Stored(tuple(array.shape), array.dtype.numpy_dtype, array)
     return opened
 
@@ -132,7 +142,9 @@ def _home(directory: Path) -> Path:
         raise DamagedError(directory, [f"file {_METADATA} is missing"])
     if len(homes) > 1:
         names = ", ".join(home.name for home in homes)
-        raise CheckpointError(f"{directory} holds several trees: {names}; name one of them, as {homes[0]}")
+        raise CheckpointError(
+            f"{directory} holds several trees: {names}; name one of them, as {homes[0]}"
+        )
     return homes[0]
 
 

@@ -19,8 +19,12 @@ from typing import IO, NamedTuple
 
 from ftrain.storage import exists, io_timeout, retry
 
-_TAKEOVER = ".takeover"  # behind a lock's name: held for a moment by the process that takes a lock over
-_LIMIT = 600.0  # seconds to wait for a lock that is held only while a checkpoint or a catalog is written
+_TAKEOVER = (
+    ".takeover"  # behind a lock's name: held for a moment by the process that takes a lock over
+)
+_LIMIT = (
+    600.0  # seconds to wait for a lock that is held only while a checkpoint or a catalog is written
+)
 _POLL = 0.05
 _HOLDER = re.compile(r"process (\d+) on host (\S+) started (\S+) boot (\S+) namespace (\S+)")
 
@@ -83,7 +87,9 @@ def wait_for(path: Path, limit: float = _LIMIT) -> IO[str]:
     deadline = time.monotonic() + limit
     while (lock := retry(lambda: _try(path))) is None:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{path} is still locked by another process after {limit:g} s; if none is, delete it")
+            raise TimeoutError(
+                f"{path} is still locked by another process after {limit:g} s; if none is, delete it"
+            )
         time.sleep(_POLL)
     return lock
 
@@ -157,7 +163,9 @@ def _in_use(path: Path, what: str, holder: Holder | None, own: Holder) -> InUseE
     if holder is None:
         return InUseError(f"{what} by another process; wait for it, or choose another directory")
     if holder.is_same_machine(own) or (holder.host == own.host and "-" in (own.boot, holder.boot)):
-        return InUseError(f"{what} by process {holder.number}; wait for it, or choose another directory")
+        return InUseError(
+            f"{what} by process {holder.number}; wait for it, or choose another directory"
+        )
     return HeldElsewhereError(
         f"{what} by process {holder.number} on host {holder.host}; wait for it, or choose another directory; if that "
         f"host is lost, its file system frees the lock after a while: try again, or make sure of it and delete {path}"
@@ -190,7 +198,11 @@ def _parse(text: str) -> Holder | None:
 
 def _is_dead(holder: Holder, own: Holder) -> bool:
     """Whether a process has certainly ended: it was one of this machine, and is not among its processes."""
-    if sys.platform != "linux" or not holder.is_same_machine(own) or "-" in (holder.started, own.started):
+    if (
+        sys.platform != "linux"
+        or not holder.is_same_machine(own)
+        or "-" in (holder.started, own.started)
+    ):
         return False
     return _started(holder.number) != holder.started
 

@@ -61,7 +61,9 @@ class CheckpointManager:
     ):
         self._given = local_path(directory)
         self._settled: Path | None = None  # where it has saved
-        self.retention = Retention(keep, keep_every_steps, keep_every_hours, keep_best, best_metric, best_mode)
+        self.retention = Retention(
+            keep, keep_every_steps, keep_every_hours, keep_best, best_metric, best_mode
+        )
         self.may_be_infinite = as_patterns(may_be_infinite)
         Selection(include=self.may_be_infinite)  # which says if one is not a pattern
         self.tell = tell or (lambda text: warnings.warn(text, stacklevel=3))
@@ -77,7 +79,9 @@ class CheckpointManager:
 
     def steps(self) -> list[int]:
         """The steps that can be restored, smallest first."""
-        return [step for step in retry(lambda: committed(self.directory)) if step not in self._damaged]
+        return [
+            step for step in retry(lambda: committed(self.directory)) if step not in self._damaged
+        ]
 
     def checkpoints(self) -> list[Record]:
         """What can be restored, in the order in which it was saved, with times, metrics, and why it is kept."""
@@ -98,7 +102,9 @@ class CheckpointManager:
     def suspects(self) -> list[int]:
         """The steps whose state was put aside, because it was not finite."""
         names = retry(lambda: list_names(self.directory))
-        found = {name.removesuffix(writing.SUSPECT) for name in names if name.endswith(writing.SUSPECT)}
+        found = {
+            name.removesuffix(writing.SUSPECT) for name in names if name.endswith(writing.SUSPECT)
+        }
         return sorted(int(step) for step in found if step.isdecimal())
 
     def best(self) -> int | None:
@@ -126,14 +132,24 @@ class CheckpointManager:
         self.wait()
         self._settled = self.directory
         self._writer.start(
-            self._settled, step, tree, metrics or {}, encoded, overwrite=overwrite, damaged=self._damaged
+            self._settled,
+            step,
+            tree,
+            metrics or {},
+            encoded,
+            overwrite=overwrite,
+            damaged=self._damaged,
         )
         self._damaged.clear()  # they are put aside now
         if not self._entered:
             self.wait()
 
     def complete(
-        self, step: int, *, metrics: Mapping[str, float] | None = None, extra: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Add metrics and extra values to a checkpoint that is saved: those of an evaluation after it, say.
 
@@ -145,7 +161,9 @@ class CheckpointManager:
 
     def extra(self, step: int) -> dict[str, Any]:
         """The extra values that were saved with a checkpoint."""
-        manifest = read_manifest(self._path(step) if step == self.restored else self._existing(step))
+        manifest = read_manifest(
+            self._path(step) if step == self.restored else self._existing(step)
+        )
         return {} if manifest is None else decode(manifest.extra or {})
 
     def restore(
@@ -170,7 +188,9 @@ class CheckpointManager:
         numbers take the dtypes of `like`. Without `strict`, leaves that are missing or do not fit keep their values.
         """
         self.wait()
-        selection = Selection(strict, as_patterns(include), as_patterns(exclude), dict(rename or {}), cast)
+        selection = Selection(
+            strict, as_patterns(include), as_patterns(exclude), dict(rename or {}), cast
+        )
         if step is not None:
             tree = retry(lambda: load(self._existing(step), like, selection, verify=verify))
             self.restored = step
@@ -259,7 +279,9 @@ class CheckpointManager:
     def newest(self) -> int | None:
         """The newest step, finished or not, that was not found to be damaged."""
         records = retry(lambda: read_catalog(self.directory, numbered(self.directory)).records)
-        return next((record.step for record in reversed(records) if record.step not in self._damaged), None)
+        return next(
+            (record.step for record in reversed(records) if record.step not in self._damaged), None
+        )
 
     def _nothing(self) -> CheckpointError:
         return CheckpointError(f"{self.directory}: there is no checkpoint yet")
@@ -268,7 +290,9 @@ class CheckpointManager:
         step = _as_step(step)
         if step not in retry(lambda: committed(self.directory)):
             there = self.steps()
-            raise CheckpointError(f"{self.directory}: there is no checkpoint of step {step}; there are {there}")
+            raise CheckpointError(
+                f"{self.directory}: there is no checkpoint of step {step}; there are {there}"
+            )
         return self._path(step)
 
     def _path(self, step: int) -> Path:

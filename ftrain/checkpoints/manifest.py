@@ -119,7 +119,10 @@ def covers(leaf: Leaf) -> bool:
         return True
     size = 0
     for index in map(parse_place, leaf.pieces):
-        if any(not 0 <= part.start < part.stop <= side for part, side in zip(index, leaf.shape, strict=True)):
+        if any(
+            not 0 <= part.start < part.stop <= side
+            for part, side in zip(index, leaf.shape, strict=True)
+        ):
             return False
         size += math.prod(part.stop - part.start for part in index)
     return size == math.prod(leaf.shape)

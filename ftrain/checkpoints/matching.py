@@ -12,7 +12,9 @@ from ftrain.checkpoints.casting import kind_of
 from ftrain.checkpoints.errors import CheckpointError, MismatchError
 
 UNKNOWN = "?"  # whether a leaf of plain Orbax is a key
-WAY_OUT = "strict=False takes what fits, include, exclude and rename a part of it, cast=True other dtypes"
+WAY_OUT = (
+    "strict=False takes what fits, include, exclude and rename a part of it, cast=True other dtypes"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +50,19 @@ class Selection:
                 try:
                     return re.sub(pattern, replacement, name)
                 except (re.error, IndexError) as error:
-                    raise CheckpointError(f"rename has {replacement!r} for {pattern!r}: {error}") from None
+                    raise CheckpointError(
+                        f"rename has {replacement!r} for {pattern!r}: {error}"
+                    ) from None
         return name
 
 
 def match(
-    path: Path | str, found: Mapping[str, Any], wanted: Mapping[str, Any], selection: Selection, *, hint: bool = True
+    path: Path | str,
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    selection: Selection,
+    *,
+    hint: bool = True,
 ) -> dict[str, str]:
     """The name in the checkpoint of every leaf that is taken; all that does not fit is told in one error."""
     saved = _renamed(path, found, selection)
@@ -72,7 +81,9 @@ def match(
         raise MismatchError(path, phrases, WAY_OUT if hint else "")
     fitting = {name: source for name, source in taken.items() if name not in other}
     if not fitting:
-        raise MismatchError(path, [f"of its {len(found)} leaves none is taken; it has {_some(found)}"])
+        raise MismatchError(
+            path, [f"of its {len(found)} leaves none is taken; it has {_some(found)}"]
+        )
     return fitting
 
 
@@ -95,7 +106,9 @@ def as_patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
-def _check_patterns(path: Path | str, found: Iterable[str], names: Iterable[str], selection: Selection) -> None:
+def _check_patterns(
+    path: Path | str, found: Iterable[str], names: Iterable[str], selection: Selection
+) -> None:
     """A pattern that is about no leaf is a slip."""
     for pattern in (*selection.include, *selection.exclude):
         if not any(re.fullmatch(pattern, name) for name in names):
@@ -104,7 +117,9 @@ def _check_patterns(path: Path | str, found: Iterable[str], names: Iterable[str]
             )
     for pattern in selection.rename:
         if not any(re.search(pattern, name) for name in found):
-            raise CheckpointError(f"{path}: no leaf has a name with {pattern!r} in it; there are {_some(found)}")
+            raise CheckpointError(
+                f"{path}: no leaf has a name with {pattern!r} in it; there are {_some(found)}"
+            )
 
 
 def _renamed(path: Path | str, found: Iterable[str], selection: Selection) -> dict[str, str]:
@@ -112,16 +127,24 @@ def _renamed(path: Path | str, found: Iterable[str], selection: Selection) -> di
     for name in found:
         new = selection.renamed(name)
         if new in saved:
-            raise CheckpointError(f"{path}: leaves {saved[new]} and {name} would both be {new}; mend the renames")
+            raise CheckpointError(
+                f"{path}: leaves {saved[new]} and {name} would both be {new}; mend the renames"
+            )
         saved[new] = name
     return saved
 
 
 def _fits(found: Any, wanted: Any, may_cast: bool) -> bool:
-    is_castable = may_cast and kind_of(found.dtype) is not None and kind_of(found.dtype) == kind_of(wanted.dtype)
+    is_castable = (
+        may_cast
+        and kind_of(found.dtype) is not None
+        and kind_of(found.dtype) == kind_of(wanted.dtype)
+    )
     is_same_key = getattr(found, "key", UNKNOWN) in (UNKNOWN, getattr(wanted, "key", None))
     is_same_dtype = np.dtype(found.dtype) == np.dtype(wanted.dtype)
-    return tuple(found.shape) == tuple(wanted.shape) and is_same_key and (is_castable or is_same_dtype)
+    return (
+        tuple(found.shape) == tuple(wanted.shape) and is_same_key and (is_castable or is_same_dtype)
+    )
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

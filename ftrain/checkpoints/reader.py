@@ -64,9 +64,12 @@ def load_variable(path: str | Path, name: str) -> np.ndarray:
 class _Orbax:
     def __init__(self, path: Path):
         self.path, self._manifest, self._specs = path, read_manifest(path), leaf_specs(path)
-        leaves = self._manifest.leaves if self._manifest else open_leaves(path, self._specs, self._specs)
+        leaves = (
+            self._manifest.leaves if self._manifest else open_leaves(path, self._specs, self._specs)
+        )
         self.variables = {
-            name: Variable(tuple(leaf.shape), np.dtype(leaf.dtype).name) for name, leaf in sorted(leaves.items())
+            name: Variable(tuple(leaf.shape), np.dtype(leaf.dtype).name)
+            for name, leaf in sorted(leaves.items())
         }
 
     def read(self, name: str, *, verify: bool = True) -> np.ndarray:
@@ -80,12 +83,16 @@ class _Orbax:
             raise DamagedError(self.path, [f"leaf {name} is missing"])
         found = open_leaves(self.path, self._specs, [name])[name]
         if describe(found) != describe(wanted):
-            raise DamagedError(self.path, [f"leaf {name} is {describe(found)}, expected {describe(wanted)}"])
+            raise DamagedError(
+                self.path, [f"leaf {name} is {describe(found)}, expected {describe(wanted)}"]
+            )
         try:
             value = found.read()
         except ValueError as error:
             raise_if_transient(error, self.path)
-            raise DamagedError(self.path, [f"leaf {name} cannot be read: {in_one_line(error)}"]) from error
+            raise DamagedError(
+                self.path, [f"leaf {name} cannot be read: {in_one_line(error)}"]
+            ) from error
         if verify and self._manifest and not is_as_saved(value, self._manifest.leaves[name]):
             raise DamagedError(self.path, [f"leaf {name} has other values than were saved"])
         return value
@@ -101,14 +108,22 @@ class _TensorFlow:
         self.path = path
         try:
             self._checkpoint = TfCheckpoint(path)
-            self._keys = self._checkpoint.objects() or {name: name for name in self._checkpoint.variables}
+            self._keys = self._checkpoint.objects() or {
+                name: name for name in self._checkpoint.variables
+            }
         except TfCheckpointError as error:
             raise CheckpointError(str(error)) from error
         stored = self._checkpoint.variables
-        self.variables = {name: Variable(*stored[key]) for name, key in sorted(self._keys.items()) if key in stored}
+        self.variables = {
+            name: Variable(*stored[key])
+            for name, key in sorted(self._keys.items())
+            if key in stored
+        }
 
     def read(self, name: str, *, verify: bool = True) -> np.ndarray:
-        if name not in self._checkpoint.variables:  # where it may stand under the name that is on disk
+        if (
+            name not in self._checkpoint.variables
+        ):  # where it may stand under the name that is on disk
             _known(self, name)
         try:
             return retry(lambda: self._checkpoint.read(self._keys.get(name, name), verify=verify))
@@ -122,6 +137,10 @@ class _TensorFlow:
 def _known(reader: CheckpointReader, name: str) -> Variable:
     if name not in reader.variables:
         near = difflib.get_close_matches(name, reader.variables, n=3)
-        hint = f"; near it are {', '.join(near)}" if near else f"; it has {len(reader.variables)} others"
+        hint = (
+            f"; near it are {', '.join(near)}"
+            if near
+            else f"; it has {len(reader.variables)} others"
+        )
         raise CheckpointError(f"{reader.path} has no leaf {name!r}{hint}")
     return reader.variables[name]

@@ -33,8 +33,19 @@ class Reading:
     nothing but values, are not read once more for their checksums, unless that is to tell which of them is damaged.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest | None, names: Iterable[str], *, verify: bool = True):
-        self._directory, self._manifest, self._verify = directory, manifest, verify and manifest is not None
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest | None,
+        names: Iterable[str],
+        *,
+        verify: bool = True,
+    ):
+        self._directory, self._manifest, self._verify = (
+            directory,
+            manifest,
+            verify and manifest is not None,
+        )
         self._leaves: Mapping[str, Leaf] = manifest.leaves if manifest else {}
         self._wrong: list[str] = []
         self._checker, self._checking = ThreadPoolExecutor(1), deque[Future[None]]()
@@ -79,13 +90,19 @@ class Reading:
                 value = stored.read(index or ())
             except ValueError as error:
                 raise_if_transient(error, self._directory)
-                raise DamagedError(self._directory, [f"leaf {name} cannot be read: {in_one_line(error)}"]) from error
+                raise DamagedError(
+                    self._directory, [f"leaf {name} cannot be read: {in_one_line(error)}"]
+                ) from error
             wanted = digests.get(place_of(index or (), stored.shape))
             if wanted is not None and digest_of(value) != wanted:
                 self._wrong.append(f"leaf {name} has other values than were saved")
             return cast(value, dtype, name)
 
-        return jax.make_array_from_callback(stored.shape, sharding, read) if self._is_as_described(name) else None
+        return (
+            jax.make_array_from_callback(stored.shape, sharding, read)
+            if self._is_as_described(name)
+            else None
+        )
 
     def __enter__(self) -> "Reading":
         return self
@@ -103,12 +120,17 @@ class Reading:
         if self._verify and self._manifest:
             # Of several processes each reads only its pieces, but all must come to the same conclusion.
             every_file = bool(self._wrong) or jax.process_count() > 1
-            wrong = wrong_sums(self._directory, self._manifest, None if every_file else range(LARGE))
+            wrong = wrong_sums(
+                self._directory, self._manifest, None if every_file else range(LARGE)
+            )
         if wrong or self._wrong:
             raise DamagedError(self._directory, wrong + self._wrong)
 
     def _is_as_described(self, name: str) -> bool:
-        found, wanted = describe(self.stored[name]), describe(self._leaves.get(name, self.stored[name]))
+        found, wanted = (
+            describe(self.stored[name]),
+            describe(self._leaves.get(name, self.stored[name])),
+        )
         if found != wanted:
             self._wrong.append(f"leaf {name} is {found}, expected {wanted}")
         return found == wanted

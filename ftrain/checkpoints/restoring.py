@@ -33,13 +33,17 @@ def load(directory: Path, like: Tree, selection: Selection = ALL, *, verify: boo
     targets = _targets(like)
     wanted = named_leaves(targets)
     if len(wanted) < len(jax.tree.leaves(targets)):
-        raise CheckpointError("the tree to restore into has several leaves of one name, because of a '/' in a key")
+        raise CheckpointError(
+            "the tree to restore into has several leaves of one name, because of a '/' in a key"
+        )
     manifest, sources = _find_leaves(directory, wanted, selection)
     values = _read(directory, manifest, sources, wanted, verify)
     values |= {name: values[name].item() for name in values.keys() & _plain_numbers(like)}
     if len(values) < len(wanted):
         values = _kept(like, set(wanted) - set(values)) | values
-    return pack_like(jax.tree.unflatten(jax.tree.structure(targets), [values[name] for name in wanted]), like)
+    return pack_like(
+        jax.tree.unflatten(jax.tree.structure(targets), [values[name] for name in wanted]), like
+    )
 
 
 def _find_leaves(
@@ -64,15 +68,27 @@ def _undescribed(directory: Path) -> dict[str, Stored]:
     return open_leaves(directory, specs, specs)
 
 
-def _read(directory: Path, manifest: Manifest | None, sources: dict[str, str], wanted: dict[str, Any], verify: bool):
+def _read(
+    directory: Path,
+    manifest: Manifest | None,
+    sources: dict[str, str],
+    wanted: dict[str, Any],
+    verify: bool,
+):
     """The values of the leaves that are taken, by their names in the tree."""
     targets = {source: wanted[name] for name, source in sources.items()}
     with Reading(directory, manifest, targets, verify=verify) as reading:
         spread = [source for source in reading.stored if _is_spread_over_processes(targets[source])]
         whole = [source for source in reading.stored if source not in spread]
         values = reading.whole(whole, lambda source, value: _place(value, targets[source], source))
-        values |= {source: reading.pieces(source, targets[source].sharding, targets[source].dtype) for source in spread}
-    return {name: values[source] if source in values else _empty(wanted[name]) for name, source in sources.items()}
+        values |= {
+            source: reading.pieces(source, targets[source].sharding, targets[source].dtype)
+            for source in spread
+        }
+    return {
+        name: values[source] if source in values else _empty(wanted[name])
+        for name, source in sources.items()
+    }
 
 
 def _empty(target: Any) -> Any:
@@ -93,7 +109,9 @@ def _place(value: np.ndarray, target: Any, name: str) -> Any:
 def _put(value: np.ndarray, sharding: Any) -> jax.Array:
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])  # each process its part
+    return jax.make_array_from_callback(
+        value.shape, sharding, lambda index: value[index]
+    )  # each process its part
 
 
 def _kind(key: jax.ShapeDtypeStruct) -> Any:
@@ -105,7 +123,11 @@ def _targets(like: Tree) -> Tree:
 
 
 def _plain_numbers(like: Tree) -> set[str]:
-    return {name for name, leaf in named_leaves(like).items() if isinstance(leaf, (bool, int, float, complex))}
+    return {
+        name
+        for name, leaf in named_leaves(like).items()
+        if isinstance(leaf, (bool, int, float, complex))
+    }
 
 
 def _target(leaf: Any) -> Any:
@@ -136,5 +158,7 @@ def _kept(like: Tree, names: set[str]) -> dict[str, Any]:
     leaves = named_leaves(unpack(like))
     for name in sorted(names):
         if isinstance(leaves[name], jax.ShapeDtypeStruct):
-            raise CheckpointError(f"leaf {name} is not taken from the checkpoint, and has no value that could be kept")
+            raise CheckpointError(
+                f"leaf {name} is not taken from the checkpoint, and has no value that could be kept"
+            )
     return {name: leaves[name] for name in names}

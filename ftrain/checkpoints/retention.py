@@ -35,8 +35,12 @@ class Retention:
     def __post_init__(self):
         if self.keep != "all" and (not isinstance(self.keep, int) or self.keep < 1):
             raise ValueError(f"keep must be a whole number >= 1, or 'all', got {self.keep!r}")
-        if self.every_steps is not None and (not isinstance(self.every_steps, int) or self.every_steps < 1):
-            raise ValueError(f"keep_every_steps must be a whole number >= 1, got {self.every_steps!r}")
+        if self.every_steps is not None and (
+            not isinstance(self.every_steps, int) or self.every_steps < 1
+        ):
+            raise ValueError(
+                f"keep_every_steps must be a whole number >= 1, got {self.every_steps!r}"
+            )
         if self.every_hours is not None and not self.every_hours > 0:
             raise ValueError(f"keep_every_hours must be > 0, got {self.every_hours}")
         if not isinstance(self.best, int) or self.best < 0:
@@ -46,10 +50,14 @@ class Retention:
         if self.mode not in ("min", "max", None):
             raise ValueError(f"best_mode must be 'min' or 'max', got {self.mode!r}")
         if self.best and self.mode is None and self.metric != "loss":
-            raise ValueError(f"keep_best by {self.metric!r} needs best_mode, 'min' or 'max': which values are better?")
+            raise ValueError(
+                f"keep_best by {self.metric!r} needs best_mode, 'min' or 'max': which values are better?"
+            )
 
 
-def rotate(records: Sequence[Record], policy: Retention, keep_after: float) -> tuple[list[Record], list[Record], float]:
+def rotate(
+    records: Sequence[Record], policy: Retention, keep_after: float
+) -> tuple[list[Record], list[Record], float]:
     """The checkpoints that stay, those that go, and the time after which the next one is kept for good.
 
     `records` are in the order in which they were saved. One that is no longer among the newest is kept for good if its
@@ -64,14 +72,26 @@ def rotate(records: Sequence[Record], policy: Retention, keep_after: float) -> t
             role, keep_after = KEPT, max(keep_after + policy.every_hours * 3600, record.time)
         rotated[n] = dataclasses.replace(record, role=role)
     best = {record.step for record in best_of(rotated, policy, policy.best)}
-    recent = {record.step for record in (rotated if policy.keep == "all" else rotated[-policy.keep :])}
-    stays = [record.role != PASSED or record.pinned or record.step in best | recent for record in rotated]
+    recent = {
+        record.step for record in (rotated if policy.keep == "all" else rotated[-policy.keep :])
+    }
+    stays = [
+        record.role != PASSED or record.pinned or record.step in best | recent for record in rotated
+    ]
     leaving = [record for record, is_staying in zip(rotated, stays, strict=True) if not is_staying]
-    return [record for record, is_staying in zip(rotated, stays, strict=True) if is_staying], leaving, keep_after
+    return (
+        [record for record, is_staying in zip(rotated, stays, strict=True) if is_staying],
+        leaving,
+        keep_after,
+    )
 
 
 def best_of(records: Sequence[Record], policy: Retention, count: int) -> list[Record]:
     """The `count` best by the metric, the best of all first; of equals, the newer."""
     sign = -1 if policy.mode == "max" else 1
-    measured = [record for record in reversed(records) if math.isfinite(record.metrics.get(policy.metric, math.nan))]
+    measured = [
+        record
+        for record in reversed(records)
+        if math.isfinite(record.metrics.get(policy.metric, math.nan))
+    ]
     return sorted(measured, key=lambda record: sign * record.metrics[policy.metric])[:count]

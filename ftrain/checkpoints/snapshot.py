@@ -23,7 +23,9 @@ class Held:
     dtype: np.dtype
     pieces: list[tuple[Index, np.ndarray]]
     is_whole: bool = True  # whether the pieces of this process are all that there are
-    key: str | None = None  # the kind of a random key; its values are the numbers that it is made of
+    key: str | None = (
+        None  # the kind of a random key; its values are the numbers that it is made of
+    )
 
     def value(self) -> np.ndarray:
         """The whole leaf."""
@@ -52,7 +54,10 @@ def digest_leaves(tree: Tree) -> dict[str, str]:
     """A digest of every leaf's value, by name; of what this process has of it, where it is spread over several."""
 
     def digest(held: Held) -> str:
-        return ",".join(digest_of(piece) for _, piece in (held.pieces if not held.is_whole else [((), held.value())]))
+        return ",".join(
+            digest_of(piece)
+            for _, piece in (held.pieces if not held.is_whole else [((), held.value())])
+        )
 
     return {name: digest(held) for name, held in leaves_with_names(take(tree))}
 
@@ -62,7 +67,9 @@ def as_saved(held: Held) -> Any:
     if 0 in held.shape:
         return None
     return (
-        held.value() if held.key is None else jax.random.wrap_key_data(jax.numpy.asarray(held.value()), impl=held.key)
+        held.value()
+        if held.key is None
+        else jax.random.wrap_key_data(jax.numpy.asarray(held.value()), impl=held.key)
     )
 
 
@@ -77,16 +84,24 @@ def is_key(leaf: Any) -> bool:
 
 def as_array(leaf: Any) -> Any:
     """A leaf that may be a plain number as an array, with all its bits."""
-    return leaf if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)) else np.asarray(leaf)
+    return (
+        leaf
+        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray))
+        else np.asarray(leaf)
+    )
 
 
 def _look_at(leaf: Any) -> Any:
     """An array as numpy sees it; in parts, where it is spread over devices."""
     if not isinstance(leaf, jax.Array):
-        array = as_array(leaf)  # of which a copy is held: the caller may write to the one that was given
+        array = as_array(
+            leaf
+        )  # of which a copy is held: the caller may write to the one that was given
         return array.astype(array.dtype.newbyteorder("="))
     if is_key(leaf):
-        return dataclasses.replace(_hold(_look_at(jax.random.key_data(leaf))), key=str(jax.random.key_impl(leaf)))
+        return dataclasses.replace(
+            _hold(_look_at(jax.random.key_data(leaf))), key=str(jax.random.key_impl(leaf))
+        )
     if leaf.is_fully_replicated:
         return np.asarray(leaf.addressable_data(0))
     own = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
@@ -107,17 +122,31 @@ def _check(tree: Tree) -> None:
         raise CheckpointError("there is nothing to save: the tree has no leaves")
     for name, leaf in leaves:
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-            raise CheckpointError(f"leaf {name} is a {type(leaf).__name__}; only arrays and numbers can be saved")
+            raise CheckpointError(
+                f"leaf {name} is a {type(leaf).__name__}; only arrays and numbers can be saved"
+            )
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUMm":
-            raise CheckpointError(f"leaf {name} is an array of {leaf.dtype}; only arrays of numbers can be saved")
+            raise CheckpointError(
+                f"leaf {name} is an array of {leaf.dtype}; only arrays of numbers can be saved"
+            )
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise CheckpointError(f"leaf {name} is gone: it was donated to a step; save what the step returned")
+            raise CheckpointError(
+                f"leaf {name} is gone: it was donated to a step; save what the step returned"
+            )
         if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
-            raise CheckpointError(f"leaf {name} is {leaf}, which needs more than 64 bits; save it as an array")
+            raise CheckpointError(
+                f"leaf {name} is {leaf}, which needs more than 64 bits; save it as an array"
+            )
     for name, _ in leaves:
         if name and "" in name.split("/"):
-            raise CheckpointError(f"leaf {name!r} has an empty part in its name, which cannot be stored; rename a key")
-    stored = Counter(name.replace("/", ".") for name, _ in leaves)  # Orbax joins the keys of a leaf by dots
+            raise CheckpointError(
+                f"leaf {name!r} has an empty part in its name, which cannot be stored; rename a key"
+            )
+    stored = Counter(
+        name.replace("/", ".") for name, _ in leaves
+    )  # Orbax joins the keys of a leaf by dots
     for name, _ in leaves:
         if stored[name.replace("/", ".")] > 1:
-            raise CheckpointError(f"leaf {name} has the same name on disk as another, because of a '/' or '.' in a key")
+            raise CheckpointError(
+                f"leaf {name} has the same name on disk as another, because of a '/' or '.' in a key"
+            )

@@ -22,23 +22,37 @@ _SLOWEST = 20e6  # bytes a second at which a disk that many share is still taken
 _POLL = 0.02
 
 
-def gather(staged: Path, leaves: dict[str, Leaf], not_finite: list[str]) -> tuple[dict[str, Leaf], list[str]]:
+def gather(
+    staged: Path, leaves: dict[str, Leaf], not_finite: list[str]
+) -> tuple[dict[str, Leaf], list[str]]:
     """The leaves with the pieces of all processes, and those that are not finite on any."""
     own = {"pieces": {name: leaf.pieces for name, leaf in leaves.items()}, "not_finite": not_finite}
     write_whole(_note(staged, jax.process_index()), json.dumps(own))
     if jax.process_index() != 0:
         return leaves, not_finite
     notes = [_note(staged, process) for process in range(jax.process_count())]
-    _wait(lambda: [note.name for note in notes if not exists(note)], f"{staged}: no word from", limit_for(leaves))
+    _wait(
+        lambda: [note.name for note in notes if not exists(note)],
+        f"{staged}: no word from",
+        limit_for(leaves),
+    )
     said = [json.loads(note.read_text()) for note in notes]
-    failed = [f"process {process}: {each['error']}" for process, each in enumerate(said) if "error" in each]
+    failed = [
+        f"process {process}: {each['error']}"
+        for process, each in enumerate(said)
+        if "error" in each
+    ]
     if failed:
         raise SaveError("; ".join(failed))
-    pieces = {name: {k: v for each in said for k, v in each["pieces"][name].items()} for name in leaves}
+    pieces = {
+        name: {k: v for each in said for k, v in each["pieces"][name].items()} for name in leaves
+    }
     for note in notes:
         note.unlink()
     bad = {name for each in said for name in each["not_finite"]}
-    complete = {name: leaf.model_copy(update={"pieces": pieces[name]}) for name, leaf in leaves.items()}
+    complete = {
+        name: leaf.model_copy(update={"pieces": pieces[name]}) for name, leaf in leaves.items()
+    }
     return complete, [name for name in leaves if name in bad]
 
 
@@ -60,7 +74,11 @@ def limit_for(leaves: dict[str, Leaf]) -> float:
 
 def wait_until_gone(staged: Path, limit: float) -> None:
     """Wait for the first process to give a checkpoint its name."""
-    _wait(lambda: ["process 0 to finish it"] if exists(staged) else [], f"{staged} still waits for", limit)
+    _wait(
+        lambda: ["process 0 to finish it"] if exists(staged) else [],
+        f"{staged} still waits for",
+        limit,
+    )
 
 
 def _note(staged: Path, process: int) -> Path:

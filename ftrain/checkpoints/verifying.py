@@ -74,13 +74,20 @@ def wrong_sums(directory: Path, manifest: Manifest, sizes: range | None = None) 
 
 def is_as_saved(value: np.ndarray, leaf: Leaf) -> bool:
     """Whether a whole leaf has the values that were saved."""
-    pieces = {place: value if place == whole(leaf.shape) else value[parse_place(place)] for place in leaf.pieces}
+    pieces = {
+        place: value if place == whole(leaf.shape) else value[parse_place(place)]
+        for place in leaf.pieces
+    }
     return all(digest_of(pieces[place]) == wanted for place, wanted in leaf.pieces.items())
 
 
 def _unreadable(directory: Path) -> list[str]:
     """What cannot be read of a checkpoint without a manifest."""
-    wrong = [] if exists(directory / COMMITTED) else [f"file {COMMITTED} is missing: it was never finished"]
+    wrong = (
+        []
+        if exists(directory / COMMITTED)
+        else [f"file {COMMITTED} is missing: it was never finished"]
+    )
     specs = leaf_specs(directory)
     return wrong + _troubles(directory, specs, dict.fromkeys(specs))
 
@@ -91,7 +98,9 @@ def _wrong_leaves(directory: Path, manifest: Manifest) -> list[str]:
     stored = {name: leaf for name, leaf in manifest.leaves.items() if 0 not in leaf.shape}
     wrong = [f"leaf {name} is missing" for name in stored if name not in specs]
     wrong += [f"leaf {name} does not belong there" for name in specs if name not in stored]
-    return wrong + _troubles(directory, specs, {name: leaf for name, leaf in stored.items() if name in specs})
+    return wrong + _troubles(
+        directory, specs, {name: leaf for name, leaf in stored.items() if name in specs}
+    )
 
 
 def _troubles(directory: Path, specs: Specs, leaves: Mapping[str, Leaf | None]) -> list[str]:
@@ -104,7 +113,11 @@ def _troubles(directory: Path, specs: Specs, leaves: Mapping[str, Leaf | None]) 
             if leaf is not None and describe(found) != describe(leaf):
                 return f"leaf {name} is {describe(found)}, expected {describe(leaf)}"
             value = found.read()
-            return None if leaf is None or is_as_saved(value, leaf) else f"leaf {name} has other values than were saved"
+            return (
+                None
+                if leaf is None or is_as_saved(value, leaf)
+                else f"leaf {name} has other values than were saved"
+            )
         except DamagedError as error:
             return error.damage[0]
         except ValueError as error:

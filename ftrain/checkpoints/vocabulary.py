@@ -12,7 +12,9 @@ from jax.nn.initializers import Initializer
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.paths import expanded
 
-Words = str | os.PathLike[str] | Sequence[str]  # the path of a file with one word to a line, or the words themselves
+Words = (
+    str | os.PathLike[str] | Sequence[str]
+)  # the path of a file with one word to a line, or the words themselves
 Shape = tuple[int, ...]
 
 
@@ -43,7 +45,12 @@ class Vocabularies(NamedTuple):
 
 
 def remap(
-    old: np.ndarray, old_words: Sequence[str], new_words: Sequence[str], *, fresh: np.ndarray, axis: int = 0
+    old: np.ndarray,
+    old_words: Sequence[str],
+    new_words: Sequence[str],
+    *,
+    fresh: np.ndarray,
+    axis: int = 0,
 ) -> np.ndarray:
     """A copy of `fresh` in which the row of every word that is old too comes from `old`.
 
@@ -63,11 +70,15 @@ def read_vocabularies(info: VocabInfo) -> Vocabularies:
     if info.new_vocab_size < 1:
         raise CheckpointError(f"new_vocab_size is {info.new_vocab_size}, expected at least 1")
     if info.old_vocab_size < 1 and info.old_vocab_size != -1:
-        raise CheckpointError(f"old_vocab_size is {info.old_vocab_size}, expected at least 1, or -1 for every word")
+        raise CheckpointError(
+            f"old_vocab_size is {info.old_vocab_size}, expected at least 1, or -1 for every word"
+        )
     if info.num_oov_buckets < 0:
         raise CheckpointError(f"num_oov_buckets is {info.num_oov_buckets}, expected at least 0")
     old_words = _read_words(info.old_vocab, info.old_vocab_size, "old_vocab")
-    return Vocabularies(info, old_words, _read_words(info.new_vocab, info.new_vocab_size, "new_vocab"))
+    return Vocabularies(
+        info, old_words, _read_words(info.new_vocab, info.new_vocab_size, "new_vocab")
+    )
 
 
 def describe_misfit(vocabs: Vocabularies, old: Shape, new: Shape) -> str | None:
@@ -83,7 +94,9 @@ def describe_misfit(vocabs: Vocabularies, old: Shape, new: Shape) -> str | None:
         like = ", ".join("*" if place == axis else str(size) for place, size in enumerate(new))
         return f"is {list(old)} in the checkpoint, expected [{like}]"
     if old[axis] < len(vocabs.old_words):
-        words = f"at least {len(vocabs.old_words)} along axis {axis}, one for each word of old_vocab"
+        words = (
+            f"at least {len(vocabs.old_words)} along axis {axis}, one for each word of old_vocab"
+        )
         return f"is {list(old)} in the checkpoint, expected {words}; old_vocab_size limits them"
     return None
 
@@ -94,11 +107,15 @@ def transfer(vocabs: Vocabularies, old: np.ndarray, shape: Shape, key: jax.Array
     return remap(old, vocabs.old_words, vocabs.new_words, fresh=fresh, axis=vocabs.info.axis)
 
 
-def _make_fresh(initializer: Initializer | None, shape: Shape, dtype: np.dtype, key: jax.Array) -> np.ndarray:
+def _make_fresh(
+    initializer: Initializer | None, shape: Shape, dtype: np.dtype, key: jax.Array
+) -> np.ndarray:
     if initializer is None:
         return np.zeros(shape, dtype)
     # In 32 bits where jax has no more: asked for numpy's 64, it would warn.
-    return np.asarray(initializer(key, shape, jax.dtypes.canonicalize_dtype(dtype))).astype(dtype, copy=False)
+    return np.asarray(initializer(key, shape, jax.dtypes.canonicalize_dtype(dtype))).astype(
+        dtype, copy=False
+    )
 
 
 def _read_words(vocab: Words, size: int, argument: str) -> list[str]:
@@ -110,7 +127,9 @@ def _read_words(vocab: Words, size: int, argument: str) -> list[str]:
     else:
         where, words = argument, list(vocab[:limit])
     if len(words) < size:
-        raise CheckpointError(f"{where} has {len(words)} words, expected {size}; lower {argument}_size")
+        raise CheckpointError(
+            f"{where} has {len(words)} words, expected {size}; lower {argument}_size"
+        )
     _check_unique(words, where)
     return words
 
@@ -131,4 +150,6 @@ def _check_unique(words: Sequence[str], where: str) -> None:
     for line, word in enumerate(words, start=1):
         first = lines.setdefault(word, line)
         if first != line:
-            raise CheckpointError(f"{where} has {word!r} in lines {first} and {line}; keep one of them")
+            raise CheckpointError(
+                f"{where} has {word!r} in lines {first} and {line}; keep one of them"
+            )

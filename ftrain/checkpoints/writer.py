@@ -28,7 +28,9 @@ T = TypeVar("T")
 class Writer:
     """Writes checkpoints to a directory, and lets go of those that need not stay."""
 
-    def __init__(self, retention: Retention, may_be_infinite: tuple[str, ...], clock: Callable[[], float]):
+    def __init__(
+        self, retention: Retention, may_be_infinite: tuple[str, ...], clock: Callable[[], float]
+    ):
         self._directory = Path()  # known once it is written to
         self._retention, self._may_be_infinite = retention, may_be_infinite
         self._clock, self._opened = clock, clock()
@@ -56,9 +58,15 @@ class Writer:
             retry(lambda: self._make_room(step, overwrite, damaged))
             times = [record.time for record in retry(lambda: read_catalog(self._directory).records)]
             now = max([self._clock(), *times])  # clocks are put back at times
-            order = writing.Order(self._directory, step, held, now, measured, self._may_be_infinite, extra)
-            if jax.process_count() > 1:  # only the thread that runs the steps may call what processes do together
-                order = dataclasses.replace(order, begun=writing.begin(order.staged, as_given(tree)))
+            order = writing.Order(
+                self._directory, step, held, now, measured, self._may_be_infinite, extra
+            )
+            if (
+                jax.process_count() > 1
+            ):  # only the thread that runs the steps may call what processes do together
+                order = dataclasses.replace(
+                    order, begun=writing.begin(order.staged, as_given(tree))
+                )
         except BaseException as error:
             if lock is not None:
                 lock.close()
@@ -67,14 +75,20 @@ class Writer:
             raise
         self._unfinished = _in_background(lambda: self._finish(order, lock))
 
-    def complete(self, directory: Path, step: int, metrics: Mapping[str, float], extra: dict[str, Any] | None) -> None:
+    def complete(
+        self, directory: Path, step: int, metrics: Mapping[str, float], extra: dict[str, Any] | None
+    ) -> None:
         """Add to what is known of a checkpoint that is written. Of several processes the first one does it."""
         if jax.process_index() == 0:
             try:
-                keeping.complete(directory, step, finite(metrics), extra or {}, self._retention, self._opened)
+                keeping.complete(
+                    directory, step, finite(metrics), extra or {}, self._retention, self._opened
+                )
             except OSError as error:
                 path = path_of(directory, step)
-                raise SaveError(f"the metrics of {path} were not completed: {in_one_line(error)}") from error
+                raise SaveError(
+                    f"the metrics of {path} were not completed: {in_one_line(error)}"
+                ) from error
 
     def wait(self) -> list[str]:
         """Wait for the save that is under way; the answer is what there is to tell of it."""
@@ -122,7 +136,9 @@ class Writer:
                 retry(lambda: keeping.enter(self._directory, record, self._retention, self._opened))
         except OSError as error:
             path = path_of(self._directory, order.step)
-            return [f"{path} was saved, but the catalog or an older one could not be changed: {error}"]
+            return [
+                f"{path} was saved, but the catalog or an older one could not be changed: {error}"
+            ]
         return []
 
     def _suspicion(self, step: int, leaves: list[str]) -> list[str]:
@@ -154,7 +170,9 @@ class Writer:
         if jax.process_index() == 0:
             self._put_in_order(step, damaged)
         if step in committed(self._directory) and not overwrite:
-            raise CheckpointError(f"{path_of(self._directory, step)} exists already; overwrite=True would replace it")
+            raise CheckpointError(
+                f"{path_of(self._directory, step)} exists already; overwrite=True would replace it"
+            )
 
     def _put_in_order(self, step: int, damaged: set[int]) -> None:
         if self._swept is None:
@@ -162,7 +180,9 @@ class Writer:
             self._swept = self._directory.stat().st_ino
         for each in damaged & {*numbered(self._directory)}:
             writing.put_aside(path_of(self._directory, each), writing.DAMAGED)
-        if os.path.lexists(path_of(self._directory, step)) and step not in committed(self._directory):
+        if os.path.lexists(path_of(self._directory, step)) and step not in committed(
+            self._directory
+        ):
             writing.put_aside(path_of(self._directory, step), writing.INCOMPLETE)
 
     def _is_there(self) -> bool:

@@ -30,18 +30,27 @@ from ftrain.tree import Tree, named_leaves
 
 SAVING, DELETING = ".saving", ".deleting"
 SUSPECT, DAMAGED, INCOMPLETE = ".suspect", ".damaged", ".incomplete"
-_LEFTOVER = re.compile(rf"\d+({SAVING}.*|(\.\w+)?{DELETING}|\.orbax-checkpoint-tmp.*)|\..+\.json\.\d+")
+_LEFTOVER = re.compile(
+    rf"\d+({SAVING}.*|(\.\w+)?{DELETING}|\.orbax-checkpoint-tmp.*)|\..+\.json\.\d+"
+)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Errors of Orbax are raised, and told once: not in its log too, with the tracebacks of all its threads."""
     if "_SignalingThread.run() raised" in record.getMessage():
         return False
-    trace = record.exc_info[2] if record.name == "asyncio" and record.exc_info else None  # a task nobody asked
-    return not any("orbax" in Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(trace))
+    trace = (
+        record.exc_info[2] if record.name == "asyncio" and record.exc_info else None
+    )  # a task nobody asked
+    return not any(
+        "orbax" in Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(trace)
+    )
 
 
-for _name in ("absl", "asyncio"):  # for good: some of its threads and tasks end after the error was raised
+for _name in (
+    "absl",
+    "asyncio",
+):  # for good: some of its threads and tasks end after the error was raised
     logging.getLogger(_name).addFilter(_is_news)
 
 
@@ -60,7 +69,9 @@ class Order:
     metrics: dict[str, float]
     may_be_infinite: tuple[str, ...]  # patterns of leaves that are fine if they are not finite
     extra: dict[str, Any] | None = None  # encoded
-    begun: _Response | None = None  # Orbax, already at it: all processes of a job must call it in the same order
+    begun: _Response | None = (
+        None  # Orbax, already at it: all processes of a job must call it in the same order
+    )
 
     @property
     def staged(self) -> Path:
@@ -72,7 +83,9 @@ def begin(path: Path, tree: Tree) -> _Response:
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
     context.array.saving.use_compression = False
-    context.asynchronous.create_directories_asynchronously = False  # or what cannot be made is waited for in vain
+    context.asynchronous.create_directories_asynchronously = (
+        False  # or what cannot be made is waited for in vain
+    )
     with context:
         return ocp.save_async(str(_alias(path.parent) / path.name), tree, custom_metadata={**MARK})
 
@@ -177,7 +190,9 @@ def _manifest(order: Order, leaves: dict[str, Leaf], suspicious: list[str]) -> M
         metrics=order.metrics,
         not_finite=suspicious,
         leaves=leaves,
-        files={name: File(size=files[name], crc32c=crc) for name, crc in zip(files, sums, strict=True)},
+        files={
+            name: File(size=files[name], crc32c=crc) for name, crc in zip(files, sums, strict=True)
+        },
         extra=order.extra,
     )
 

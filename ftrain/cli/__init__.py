@@ -52,9 +52,14 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where an error was raised.")
+    ] = False,
 ) -> None:
     del version, traceback  # main() looks for the latter
 
@@ -66,7 +71,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     warnings.showwarning = _show_warning
     sys.unraisablehook = _show_unraisable
-    sys.path.append(os.getcwd())  # so that a config can name a task of the user's own in the working directory
+    sys.path.append(
+        os.getcwd()
+    )  # so that a config can name a task of the user's own in the working directory
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:
@@ -80,11 +87,17 @@ def main() -> None:
         code = exit_code(error)
         if code is None or "--traceback" in sys.argv:
             raise
-        hint = "\nftrain --traceback ... shows where" if error.__cause__ and "\n" not in str(error) else ""
+        hint = (
+            "\nftrain --traceback ... shows where"
+            if error.__cause__ and "\n" not in str(error)
+            else ""
+        )
         _fail("\n".join([f"{error}{hint}", *getattr(error, "__notes__", [])]), code)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], *_: object, **__: object
+) -> None:
     """A warning for whoever typed a command: what it says, not the line of ours that said it."""
     del category
     print(f"ftrain: warning: {message}", file=sys.stderr, flush=True)

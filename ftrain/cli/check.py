@@ -20,10 +20,16 @@ def check(
     config: ConfigPath,
     overrides: Overrides = None,
     devices: Annotated[
-        int | None, typer.Option("--devices", min=1, metavar="N", help="Fit it to N devices, without having them.")
+        int | None,
+        typer.Option(
+            "--devices", min=1, metavar="N", help="Fit it to N devices, without having them."
+        ),
     ] = None,
     leaves: Annotated[
-        bool, typer.Option("--leaves", help="How each leaf of the state is split, as --devices shows it too.")
+        bool,
+        typer.Option(
+            "--leaves", help="How each leaf of the state is split, as --devices shows it too."
+        ),
     ] = False,
 ) -> None:
     """Check CONFIG without training: its keys, the shapes of a step, its size, how it fits the devices."""
@@ -54,7 +60,10 @@ def check(
             "state": f"{show_size(state, specs, axes)} (parameters {show_bytes(count_bytes(state.params))})",
             "examples": f"{examples:,}",
             "steps": f"{job.steps:,}, {job.steps * size / examples:,.1f} epochs",
-            "batch": ", ".join(f"{name} {_show(leaf)}" for name, leaf in named_leaves(job.pipeline.batch(0)).items()),
+            "batch": ", ".join(
+                f"{name} {_show(leaf)}"
+                for name, leaf in named_leaves(job.pipeline.batch(0)).items()
+            ),
             "mesh": show_axes(axes, devices or len(jax.devices())),
             "examples a device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
@@ -66,7 +75,9 @@ def check(
         print()
     _print_notices(notices, len(notices) if leaves else _NOTICES)
     if differences:
-        print(f"{job.directory} holds another run ({'; '.join(differences)}): choose another, run.directory=PATH")
+        print(
+            f"{job.directory} holds another run ({'; '.join(differences)}): choose another, run.directory=PATH"
+        )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
 

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, from the top; left, right
+_DOTS = (
+    (0x01, 0x08),
+    (0x02, 0x10),
+    (0x04, 0x20),
+    (0x40, 0x80),
+)  # of a braille character, from the top; left, right
 _BLANK = 0x2800
 _WIDTH, _HEIGHT = 60, 12  # characters
 
@@ -46,7 +51,9 @@ def _as_text(characters: np.ndarray) -> list[str]:
     try:
         chr(_BLANK).encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
-        return ["".join("*" if character > _BLANK else " " for character in row) for row in characters]
+        return [
+            "".join("*" if character > _BLANK else " " for character in row) for row in characters
+        ]
     return ["".join(map(chr, row)) for row in characters]
 
 

@@ -9,13 +9,23 @@ from ftrain.paths import local_path
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/digits.")],
-    step: Annotated[int | None, typer.Option(help="The checkpoint to evaluate; the newest if not given.")] = None,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/digits.")
+    ],
+    step: Annotated[
+        int | None, typer.Option(help="The checkpoint to evaluate; the newest if not given.")
+    ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Evaluate each new checkpoint as it appears, until the run ends.")
+        bool,
+        typer.Option(
+            "--follow", help="Evaluate each new checkpoint as it appears, until the run ends."
+        ),
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(help="With --follow: end when no checkpoint has appeared for so many seconds.")
+        float | None,
+        typer.Option(
+            help="With --follow: end when no checkpoint has appeared for so many seconds."
+        ),
     ] = None,
 ) -> None:
     """Evaluate a checkpoint of a run, or follow a run and evaluate all of them."""

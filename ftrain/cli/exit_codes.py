@@ -28,7 +28,15 @@ def exit_code(error: Exception) -> int | None:
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for a file
 MISTAKES = (  # with a path that a user gave
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EXDEV),
+    *(
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.EINVAL,
+        errno.EXDEV,
+    ),
 )
 CODES = {
     "ftrain.config.load.ConfigError": USER_ERROR,

@@ -31,9 +31,14 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
     if cluster is None and task is not None:
         raise ConfigError("--task needs --cluster FILE, which names the processes of the job")
     if environ.get("FTRAIN_CLUSTER") == "auto":
-        raise ConfigError("FTRAIN_CLUSTER=auto: name the processes instead, by --cluster FILE --task worker:0, or JSON")
+        raise ConfigError(
+            "FTRAIN_CLUSTER=auto: name the processes instead, by --cluster FILE --task worker:0, or JSON"
+        )
     if cluster is not None:
-        environ |= {"FTRAIN_CLUSTER": f"@{cluster}", "FTRAIN_TASK": task or environ.get("FTRAIN_TASK", "")}
+        environ |= {
+            "FTRAIN_CLUSTER": f"@{cluster}",
+            "FTRAIN_TASK": task or environ.get("FTRAIN_TASK", ""),
+        }
     limits = plan.calls["cluster"].arguments
     try:
         member = membership(environ)
@@ -44,7 +49,9 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
             member.job,
             member.index,
             limit=limits["connect_timeout"],
-            heartbeat=_heartbeat(float(environ.get(HANG_TIMEOUT, 0)) or limits["hang_timeout"] or None),
+            heartbeat=_heartbeat(
+                float(environ.get(HANG_TIMEOUT, 0)) or limits["hang_timeout"] or None
+            ),
             facts=_facts(plan),
             directory=plan.calls["run"].arguments["directory"],
         )
@@ -116,7 +123,11 @@ def claim_together(job: "Job", company: "Company", accept_changes: bool) -> Iter
     from ftrain.config import claim
 
     resolved = job.plan.resolved()
-    with claim(job.directory, resolved, accept_changes=accept_changes) if company.is_chief else nullcontext():
+    with (
+        claim(job.directory, resolved, accept_changes=accept_changes)
+        if company.is_chief
+        else nullcontext()
+    ):
         company.barrier("the run directory", BUILDING)
         yield
 

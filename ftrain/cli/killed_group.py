@@ -60,8 +60,12 @@ def open_group(command: Sequence[str], processes: int, output: Path) -> Iterator
         screen = Screen(file.fileno(), file.fileno())
         stack.callback(screen.close)
         mailbox = stack.enter_context(open_mailbox(()))  # signals stay with whoever handles them
-        hang_timeout = Job.hang_timeout if processes > 1 else 0.0  # of a single process, its config's
+        hang_timeout = (
+            Job.hang_timeout if processes > 1 else 0.0
+        )  # of a single process, its config's
         surroundings = environments(processes, hang_timeout=hang_timeout)
-        group = KilledGroup(command, surroundings, lifeline=lifeline, screen=screen, mailbox=mailbox)
+        group = KilledGroup(
+            command, surroundings, lifeline=lifeline, screen=screen, mailbox=mailbox
+        )
         stack.callback(group.close)
         yield group

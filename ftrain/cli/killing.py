@@ -43,7 +43,9 @@ class Attempt(NamedTuple):
 class Killer:
     """A straight run, and one that is killed, side by side in a directory."""
 
-    def __init__(self, config: Path, overrides: list[str], home: Path, seed: int, processes: int = 1):
+    def __init__(
+        self, config: Path, overrides: list[str], home: Path, seed: int, processes: int = 1
+    ):
         self._config, self._overrides, self._processes = config, overrides, processes
         self._random, self._ranks = random.Random(seed), random.Random(seed)
         self._straight, self._killed = home / "straight", home / "killed"
@@ -69,7 +71,9 @@ class Killer:
         left = self._saves()  # by processes that were killed before
         with self._open_group(self._killed) as group:
             in_a_save = self._random.random() < 0.5
-            due = killing and (self._wait_for_save(group, left) if in_a_save else self._wait_for_step(group))
+            due = killing and (
+                self._wait_for_save(group, left) if in_a_save else self._wait_for_step(group)
+            )
             kill = self._kill_one(group, left) if due else None
             late = group.wait(PATIENCE)
         if kill is None:
@@ -103,7 +107,11 @@ class Killer:
 
     def _open_group(self, home: Path) -> AbstractContextManager[KilledGroup]:
         home.mkdir(parents=True, exist_ok=True)
-        command = [*train_command(self._config, self._overrides, home), "--ledger", str(home / _LEDGER)]
+        command = [
+            *train_command(self._config, self._overrides, home),
+            "--ledger",
+            str(home / _LEDGER),
+        ]
         return open_group(command, self._processes, home / _OUTPUT)
 
     def _check_end(self, group: KilledGroup, late: list[int], home: Path) -> None:
@@ -111,7 +119,10 @@ class Killer:
         if not any(account.fell for account in group.accounts):
             return
         said = (home / _OUTPUT).read_text(errors="replace").strip().splitlines()[-5:]
-        typer.echo("\n".join([f"training failed {_describe_failure(group.accounts, late)}:", *said]), err=True)
+        typer.echo(
+            "\n".join([f"training failed {_describe_failure(group.accounts, late)}:", *said]),
+            err=True,
+        )
         raise typer.Exit(group.accounts[find_cause(group.accounts).process].exit_code)
 
     def _kill_one(self, group: KilledGroup, left: set[tuple[str, int]]) -> Kill | None:
@@ -155,7 +166,15 @@ class Killer:
 
 def train_command(config: Path, overrides: list[str], home: Path) -> list[str]:
     """What each process of a run is started with."""
-    return [sys.executable, "-m", "ftrain", "train", str(config), *overrides, f"run.directory={home}"]
+    return [
+        sys.executable,
+        "-m",
+        "ftrain",
+        "train",
+        str(config),
+        *overrides,
+        f"run.directory={home}",
+    ]
 
 
 def _describe_failure(accounts: list[Account], late: list[int]) -> str:
@@ -163,4 +182,10 @@ def _describe_failure(accounts: list[Account], late: list[int]) -> str:
         return f"with exit code {accounts[0].code}"
     by_themselves = any(account.fell and account.index not in late for account in accounts)
     stories = [find_cause(accounts).story] if by_themselves else []
-    return "; ".join(["on several processes", *stories, *(f"process {rank} did not end by itself" for rank in late)])
+    return "; ".join(
+        [
+            "on several processes",
+            *stories,
+            *(f"process {rank} did not end by itself" for rank in late),
+        ]
+    )

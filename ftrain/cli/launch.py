@@ -24,23 +24,37 @@ def launch(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, or arguments of the program; for all processes."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Overrides, or arguments of the program; for all processes.",
+        ),
     ] = None,
-    processes: Annotated[int | None, typer.Option("-n", "--processes", help="How many processes to start.")] = None,
+    processes: Annotated[
+        int | None, typer.Option("-n", "--processes", help="How many processes to start.")
+    ] = None,
     max_restarts: Annotated[int, typer.Option(min=0, help="How often to start them again.")] = 10,
     hang_timeout: Annotated[
-        float, typer.Option(help="Seconds without a step after which a process is taken for hanging.")
+        float,
+        typer.Option(help="Seconds without a step after which a process is taken for hanging."),
     ] = 300.0,
     processes_after_failure: Annotated[
         int | None, typer.Option(help="How many processes to restart, if not as many as before.")
     ] = None,
     inject: Annotated[
-        str | None, typer.Option(help='Faults to survive, such as "kill rank=1 step=40; freeze rank=2 step=60".')
+        str | None,
+        typer.Option(
+            help='Faults to survive, such as "kill rank=1 step=40; freeze rank=2 step=60".'
+        ),
     ] = None,
     gpus_each: Annotated[
-        int | None, typer.Option(min=1, help="How many GPUs each process sees; if there are enough, its share.")
+        int | None,
+        typer.Option(
+            min=1, help="How many GPUs each process sees; if there are enough, its share."
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address of this machine that the processes meet at.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="The address of this machine that the processes meet at.")
+    ] = "127.0.0.1",
 ) -> None:
     """Train on several processes of this machine, and start them again when one fails or hangs.
 
@@ -51,7 +65,9 @@ def launch(
 
     count = _check_processes(processes, processes_after_failure)
     if not 0 < hang_timeout < math.inf:
-        raise typer.BadParameter(f"wanted seconds above 0, got {hang_timeout:g}", param_hint="--hang-timeout")
+        raise typer.BadParameter(
+            f"wanted seconds above 0, got {hang_timeout:g}", param_hint="--hang-timeout"
+        )
     _check_faults(inject, count)
     _check_host(host)
     job = Job(
@@ -79,7 +95,9 @@ def _command(config: Path, arguments: list[str]) -> tuple[str, ...]:
         return (sys.executable, str(config), *arguments)
     misplaced = [word for word in arguments if word.split("=")[0] in _OWN_OPTIONS]
     if misplaced:
-        raise typer.BadParameter(f"{misplaced[0]} is an option of launch and has to stand before {config}")
+        raise typer.BadParameter(
+            f"{misplaced[0]} is an option of launch and has to stand before {config}"
+        )
     if not config.is_file():
         from ftrain.config.load import config_file, read_toml
 
@@ -94,7 +112,8 @@ def _check_processes(processes: int | None, after_failure: int | None) -> int:
         raise typer.BadParameter(f"wanted at least 1 process, got {processes}", param_hint="-n")
     if after_failure is not None and not 1 <= after_failure <= processes:
         raise typer.BadParameter(
-            f"wanted between 1 and the {processes} of -n, got {after_failure}", param_hint="--processes-after-failure"
+            f"wanted between 1 and the {processes} of -n, got {after_failure}",
+            param_hint="--processes-after-failure",
         )
     return processes
 
@@ -118,7 +137,9 @@ def _check_host(host: str) -> None:
     try:
         free_addresses(1, host)
     except (OSError, UnicodeError) as error:
-        raise typer.BadParameter(f"{host!r} is no address of this machine: {error}", param_hint="--host") from None
+        raise typer.BadParameter(
+            f"{host!r} is no address of this machine: {error}", param_hint="--host"
+        ) from None
 
 
 def _open_screen() -> "Screen":

@@ -20,8 +20,16 @@ def print_layout(state: Any, specs: Any, axes: Mapping[str, int]) -> None:
         table.add_column(column)
     table.add_column("a device", justify="right", no_wrap=True)
     leaves, parts = leaves_with_rule_names(state), jax.tree.leaves(specs)
-    for (name, leaf), spec, size in zip(leaves, parts, leaf_bytes_per_device(state, specs, axes), strict=True):
-        table.add_row(name, f"{list(leaf.shape)}", f"{leaf.dtype}", _show_split(spec, leaf.ndim), show_bytes(size))
+    for (name, leaf), spec, size in zip(
+        leaves, parts, leaf_bytes_per_device(state, specs, axes), strict=True
+    ):
+        table.add_row(
+            name,
+            f"{list(leaf.shape)}",
+            f"{leaf.dtype}",
+            _show_split(spec, leaf.ndim),
+            show_bytes(size),
+        )
     print_table(table)
     count = sum(any(spec) for spec in parts)
     print(f"state {show_size(state, specs, axes)}; {count:,} of {len(parts):,} leaves are split")
@@ -37,7 +45,10 @@ def show_size(tree: Any, specs: Any, axes: Mapping[str, int]) -> str:
 
 def show_axes(axes: Mapping[str, int], devices: int) -> str:
     """The axes of a mesh, and how many of the devices they leave unused."""
-    shown, used = ", ".join(f"{axis} {size}" for axis, size in axes.items()), math.prod(axes.values())
+    shown, used = (
+        ", ".join(f"{axis} {size}" for axis, size in axes.items()),
+        math.prod(axes.values()),
+    )
     return f"{shown}; {devices - used} of {devices} devices unused" if used < devices else shown
 
 

@@ -6,7 +6,9 @@ import typer
 
 
 def migrate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as AdamOptimizer or tf.gradients.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Such as AdamOptimizer or tf.gradients.")
+    ],
 ) -> None:
     """Print what stands here for a NAME of tf.train."""
     from ftrain.migration import find

@@ -30,7 +30,9 @@ def open_run(run: Path) -> "Job":
     from ftrain.config.run_directory import CONFIG
 
     if not exists(run / CONFIG):
-        raise ConfigError(f"{run / CONFIG}: there is no such file; RUN is a directory that `ftrain train` made")
+        raise ConfigError(
+            f"{run / CONFIG}: there is no such file; RUN is a directory that `ftrain train` made"
+        )
     planned = plan(load(run / CONFIG))
     asked = planned.calls["mesh"].arguments
     try:

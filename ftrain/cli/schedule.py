@@ -13,9 +13,9 @@ _POINTS = 1000  # of the curve: more than a picture can show
 def schedule(
     config: ConfigPath,
     overrides: Overrides = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="PNG", help="Where to write the picture.")] = Path(
-        "schedule.png"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PNG", help="Where to write the picture.")
+    ] = Path("schedule.png"),
 ) -> None:
     """Draw the learning rate over the run of CONFIG, in the terminal and as a PNG."""
     import numpy as np
@@ -30,7 +30,9 @@ def schedule(
     rate = job.learning_rate
     if rate is None:
         name = job.plan.resolved()["optimizer"]["name"]
-        raise ConfigError(f"{config}: the optimizer {name} takes no learning_rate, so there is none to draw")
+        raise ConfigError(
+            f"{config}: the optimizer {name} takes no learning_rate, so there is none to draw"
+        )
     steps = np.unique(np.linspace(0, job.steps - 1, _POINTS).round().astype(np.int32))
     rates = np.array([rate(step) if callable(rate) else rate for step in steps], float)
     title = f"learning rate of {config.stem} over {job.steps:,} steps"

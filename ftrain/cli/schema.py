@@ -8,7 +8,10 @@ import typer
 
 def schema(
     task: Annotated[
-        str | None, typer.Option(help='A task of your own, "package.module:name", whose keys [model] shall know.')
+        str | None,
+        typer.Option(
+            help='A task of your own, "package.module:name", whose keys [model] shall know.'
+        ),
     ] = None,
 ) -> None:
     """Print the JSON Schema of configs, for editors."""

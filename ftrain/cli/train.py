@@ -27,14 +27,26 @@ def train(
     config: ConfigPath,
     overrides: Overrides = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on in a run directory that holds another config.")
+        bool,
+        typer.Option(
+            "--accept-changes", help="Go on in a run directory that holds another config."
+        ),
     ] = False,
-    ledger: Annotated[Path | None, typer.Option(hidden=True, help="Write digests of every step to this file.")] = None,
-    timing: Annotated[bool, typer.Option("--timing", help="At the end, show where the time went.")] = False,
-    cluster: Annotated[
-        Path | None, typer.Option(help="A TOML or JSON file that names the processes of the job: [worker] addresses.")
+    ledger: Annotated[
+        Path | None, typer.Option(hidden=True, help="Write digests of every step to this file.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Which of them this one is, as worker:0.")] = None,
+    timing: Annotated[
+        bool, typer.Option("--timing", help="At the end, show where the time went.")
+    ] = False,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML or JSON file that names the processes of the job: [worker] addresses."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Which of them this one is, as worker:0.")
+    ] = None,
 ) -> None:
     """Train what CONFIG describes; the same command again resumes, and so does `ftrain train RUN`.
 
@@ -50,7 +62,9 @@ def train(
 
     use_compilation_cache()
     planned = plan(load(config, overrides or []))
-    reporter.hang_timeout = reporter.hang_timeout or planned.calls["cluster"].arguments["hang_timeout"] or None
+    reporter.hang_timeout = (
+        reporter.hang_timeout or planned.calls["cluster"].arguments["hang_timeout"] or None
+    )
     reporter.start()
     with join(planned, cluster, task) as company, watched(reporter, company):
         requests = StopRequests()
@@ -140,7 +154,11 @@ def _conclude(job: "Job", run: "Run", seconds: float) -> None:
         )
         return
     taken = run.steps_taken - run.start_step
-    print(f"done: {taken:,} steps in {seconds:.1f} s" if taken else f"all {job.steps:,} steps were taken before")
+    print(
+        f"done: {taken:,} steps in {seconds:.1f} s"
+        if taken
+        else f"all {job.steps:,} steps were taken before"
+    )
     print(f"look at it:    {_command('tensorboard')} --logdir {shlex.quote(shown(job.directory))}")
     print(f"evaluate it:   {_command('ftrain')} eval {shlex.quote(shown(job.directory))}")
 
@@ -148,4 +166,6 @@ def _conclude(job: "Job", run: "Run", seconds: float) -> None:
 def _command(name: str) -> str:
     """What to type for a program of this environment, which may not be activated."""
     beside = Path(sys.executable).with_name(name)
-    return name if shutil.which(name) or not beside.exists() else shlex.quote(os.path.relpath(beside))
+    return (
+        name if shutil.which(name) or not beside.exists() else shlex.quote(os.path.relpath(beside))
+    )

@@ -24,7 +24,9 @@ def verify_resume(
     kills: Annotated[int, typer.Option(min=1, help="How often the run is killed.")] = 20,
     processes: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the moments at which it is killed.")] = 0,
-    directory: Annotated[Path | None, typer.Option(help="Where both runs are kept; if not given, nowhere.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where both runs are kept; if not given, nowhere.")
+    ] = None,
 ) -> None:
     """Prove that a run of CONFIG that is killed and resumed is, bit for bit, one that was not.
 
@@ -39,7 +41,11 @@ def verify_resume(
         raise typer.BadParameter(f"{directory} is not empty")
     overrides = [*(overrides or []), *_more_saves(config, overrides or [])]
     home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which must end the processes that train, too
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # which must end the processes that train, too
         if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
             signal.signal(number, signal.default_int_handler)
     killer, flaw = Killer(config, overrides, home, seed, processes), None
@@ -66,7 +72,9 @@ def _find_flaw(killer: "Killer", kills: int) -> str | None:
     while True:
         attempt = killer.run_once(killing=killer.kills < kills)
         killed = _describe_kill(attempt)
-        typer.echo(f"{killer.count:>4} {attempt.start:>10,} {attempt.end:>8,} {attempt.saved:>13,}  {killed}")
+        typer.echo(
+            f"{killer.count:>4} {attempt.start:>10,} {attempt.end:>8,} {attempt.saved:>13,}  {killed}"
+        )
         if attempt.difference is not None:
             return f"DIFFERENT: {attempt.difference}"
         if attempt.late:
@@ -91,7 +99,9 @@ def _describe_kill(attempt: "Attempt") -> str:
     moment = "inside of a save" if attempt.kill.inside else "between two saves"
     if len(attempt.codes) == 1:
         return moment
-    others = [rank for rank in range(len(attempt.codes)) if rank not in (attempt.kill.rank, *attempt.late)]
+    others = [
+        rank for rank in range(len(attempt.codes)) if rank not in (attempt.kill.rank, *attempt.late)
+    ]
     odd = [rank for rank in others if attempt.codes[rank] != PEER_FAILED]
     ends = [f"process {rank} ended with exit code {attempt.codes[rank]}" for rank in odd]
     return "; ".join([f"process {attempt.kill.rank} {moment}", *ends])
@@ -101,7 +111,11 @@ def _describe_late(attempt: "Attempt") -> str:
     from ftrain.cli.killing import PATIENCE
 
     who = "; ".join(f"process {rank} did not end by itself" for rank in attempt.late)
-    killed = "" if attempt.kill is None else f" within {PATIENCE:g} s after process {attempt.kill.rank} was killed"
+    killed = (
+        ""
+        if attempt.kill is None
+        else f" within {PATIENCE:g} s after process {attempt.kill.rank} was killed"
+    )
     return f"{who}{killed}; killed/output.txt has its last words"
 
 

@@ -21,6 +21,11 @@ def parse_address(text: str) -> Address:
     """
     host, _, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or (":" in host and not text.startswith("[")) or not port.isdecimal() or not 0 < int(port) < 65536:
+    if (
+        not host
+        or (":" in host and not text.startswith("["))
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
+    ):
         raise ValueError(f"an address is host:port, such as node1:2222 or [::1]:2222, got {text!r}")
     return Address(host, int(port))

@@ -25,7 +25,9 @@ from ftrain.cluster.spec import ClusterSpec
 from ftrain.cluster.switchboard import Switchboard
 from ftrain.launching.contract import PEER_FAILED, USER_ERROR
 
-GRACE = 2.0  # seconds in which a process that lost another may end by itself, with an error of its own
+GRACE = (
+    2.0  # seconds in which a process that lost another may end by itself, with an error of its own
+)
 LAST_WORDS = 10.0  # seconds that a process which failed may take to close what it has open
 
 
@@ -48,7 +50,9 @@ class Company:
         self._deciders = 0  # that have taken part
         self._missed: list[Callable[[Decider], object]] = []  # what came before there was one
         self._deciding = threading.Lock()
-        self.tell_end: Callable[[str, int], None] = lambda why, process: None  # of another, which ends this one
+        self.tell_end: Callable[[str, int], None] = lambda why, process: (
+            None
+        )  # of another, which ends this one
         self.has_failed = False
         self.exit_code = 1  # of this process, once it has failed
         self.is_bound = False  # to the others: the runtime of the devices has been started, and none can go on alone
@@ -89,7 +93,9 @@ class Company:
         try:
             probe = Probe(*self.gather("the check of the run directory", own)[0])
             problem = look_for_probe(path, probe, limit)
-            seen = self.gather("the run directory, seen by all", [socket.gethostname(), problem], limit + 60)
+            seen = self.gather(
+                "the run directory, seen by all", [socket.gethostname(), problem], limit + 60
+            )
         finally:
             if own is not None:
                 remove_probe(own)
@@ -157,7 +163,10 @@ class Company:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if isinstance(error, SystemExit) and not error.code:
             error = None
@@ -193,7 +202,9 @@ class Company:
             self._peer_code = USER_ERROR if message["code"] == USER_ERROR else PEER_FAILED
             self._end_with(message["process"], f"failed: {message['failed']}", LAST_WORDS + GRACE)
         elif "lost" in message:
-            self._end_with(message["lost"], "is gone", 0.0 if message["lost"] == 0 or self._why else GRACE)
+            self._end_with(
+                message["lost"], "is gone", 0.0 if message["lost"] == 0 or self._why else GRACE
+            )
 
     def _tell(self, what: Callable[[Decider], Any]) -> Any:
         with self._deciding:

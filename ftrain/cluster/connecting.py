@@ -70,7 +70,9 @@ def connect(
     numbers = {(name, task): number for number, (name, task, _) in enumerate(members)}
     if (job, index) not in numbers:
         there = ", ".join(f"{name}:{task}" for name, task, _ in members)
-        raise ValueError(f"{job}:{index} is not a process that trains in this cluster; there are {there}")
+        raise ValueError(
+            f"{job}:{index} is not a process that trains in this cluster; there are {there}"
+        )
     number, addresses = numbers[job, index], [parse_address(each) for _, _, each in members]
     company = Company(spec, number, len(members))
     if len(members) == 1:
@@ -116,7 +118,9 @@ def _open(address: Address, count: int, token: JobToken, deadline: float) -> Swi
         if time.monotonic() < deadline:
             time.sleep(0.5)
             return _open(address, count, token, deadline)
-        raise ClusterError(f"process 0 does not find its own address, {address}: {error.strerror}") from None
+        raise ClusterError(
+            f"process 0 does not find its own address, {address}: {error.strerror}"
+        ) from None
     except OSError as error:
         raise ClusterError(
             f"process 0 cannot listen at {address}, its address in the cluster: {explain_bind_error(address, error)}"
@@ -153,7 +157,9 @@ def _check_hosts(hosts: list[Host]) -> None:
     import jax
 
     unreachable = explain_loopback_hosts(hosts)
-    if unreachable is not None and jax.default_backend() == "cpu":  # whose collectives connect hosts by their own names
+    if (
+        unreachable is not None and jax.default_backend() == "cpu"
+    ):  # whose collectives connect hosts by their own names
         raise MismatchError(unreachable)
 
 

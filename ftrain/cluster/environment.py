@@ -22,7 +22,11 @@ _REPLACED = {
 }
 _NODES = r"(?:[A-Za-z0-9._-]|\[[0-9,-]+\])+"  # one pattern of a node list
 _STEP_PORTS = 257  # ports between those of two steps of one job
-_WITHOUT_SRUN = ("", "4294967290", "4294967291")  # SLURM's step ids for an interactive shell and a batch script
+_WITHOUT_SRUN = (
+    "",
+    "4294967290",
+    "4294967291",
+)  # SLURM's step ids for an interactive shell and a batch script
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ class Membership:
 
     def __post_init__(self) -> None:
         if self.job in _REPLACED:
-            raise ValueError(f"{self.source}: this process is {self.job}:{self.index}; {_REPLACED[self.job]}")
+            raise ValueError(
+                f"{self.source}: this process is {self.job}:{self.index}; {_REPLACED[self.job]}"
+            )
         try:
             check_usable(self.spec)
             members = [(job, index) for job, index, _ in processes(self.spec)]
@@ -51,7 +57,9 @@ class Membership:
 
     @property
     def process_id(self) -> int:
-        return [(job, index) for job, index, _ in processes(self.spec)].index((self.job, self.index))
+        return [(job, index) for job, index, _ in processes(self.spec)].index(
+            (self.job, self.index)
+        )
 
     @property
     def process_count(self) -> int:
@@ -89,7 +97,9 @@ def membership(environ: Environment | None = None) -> Membership | None:
         found = _read_tf_config(environ)
     elif environ.get("FTRAIN_PROCESSES", "").strip() == "1":
         found = None
-    elif not _is_set(environ, "JOB_COMPLETION_INDEX") and (rank := find_rank(environ, _slurm_place(environ))):
+    elif not _is_set(environ, "JOB_COMPLETION_INDEX") and (
+        rank := find_rank(environ, _slurm_place(environ))
+    ):
         found = _read_rank(rank)
     elif _is_in_slurm_step(environ):
         found = _read_slurm(environ)
@@ -136,7 +146,9 @@ def _read_ours(environ: Environment) -> Membership | None:
         raise ValueError('FTRAIN_CLUSTER has no jobs under "cluster"')
     job, index = _task_of("FTRAIN_CLUSTER", described) if "task" in described else _parse_task(task)
     if task and (job, index) != _parse_task(task):
-        raise ValueError(f"FTRAIN_TASK is {task}, but the task in FTRAIN_CLUSTER is {job}:{index}; give it once")
+        raise ValueError(
+            f"FTRAIN_TASK is {task}, but the task in FTRAIN_CLUSTER is {job}:{index}; give it once"
+        )
     return Membership(spec, job, index, "FTRAIN_CLUSTER")
 
 
@@ -153,7 +165,9 @@ def _load(path: str) -> ClusterSpec:
 def _parse_task(text: str) -> tuple[str, int]:
     job, _, index = text.rpartition(":")
     if not job:
-        raise ValueError(f"FTRAIN_TASK is {text!r}; wanted the job and the index of this process, such as worker:1")
+        raise ValueError(
+            f"FTRAIN_TASK is {text!r}; wanted the job and the index of this process, such as worker:1"
+        )
     return job, _whole(index, "FTRAIN_TASK")
 
 
@@ -172,7 +186,9 @@ def _parse_json(variable: str, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{variable} is not valid JSON: {error}") from None
     if not isinstance(described, dict):
-        raise ValueError(f'{variable} is {_short(text)}; wanted an object with "cluster" and "task"')
+        raise ValueError(
+            f'{variable} is {_short(text)}; wanted an object with "cluster" and "task"'
+        )
     return described
 
 
@@ -199,7 +215,9 @@ def _read_rank(rank: Rank) -> Membership:
     except ValueError as error:
         raise ValueError(f"FTRAIN_CHIEF: {error}") from None
     if rank.count > _MOST_PROCESSES:
-        raise ValueError(f"{rank.launcher} says that there are {rank.count} processes; at most {_MOST_PROCESSES}")
+        raise ValueError(
+            f"{rank.launcher} says that there are {rank.count} processes; at most {_MOST_PROCESSES}"
+        )
     host, _, port = rank.chief.rpartition(":")
     addresses = _pod_addresses(rank.chief, rank.count)
     if rank.is_one_host:  # ports that nobody listens at: only process 0 does
@@ -218,7 +236,11 @@ def _slurm_place(environ: Environment) -> tuple[int, int] | None:
 def _is_in_slurm_step(environ: Environment) -> bool:
     if environ.get("SLURM_STEP_ID", "").strip() in _WITHOUT_SRUN:
         return False
-    return _is_set(environ, "SLURM_JOB_ID") and _is_set(environ, "SLURM_PROCID") and _slurm_tasks(environ) > 1
+    return (
+        _is_set(environ, "SLURM_JOB_ID")
+        and _is_set(environ, "SLURM_PROCID")
+        and _slurm_tasks(environ) > 1
+    )
 
 
 def _slurm_step(environ: Environment) -> int:
@@ -239,42 +261,63 @@ def _read_slurm(environ: Environment) -> Membership:
         raise ValueError(f"{nodes_variable}: {error}") from None
     on_nodes = _tasks_per_node(layout, variable, len(hosts))
     if sum(on_nodes) != count:
-        raise ValueError(f"{variable} is {_short(layout)}, {sum(on_nodes)} tasks, but the step has {count}")
+        raise ValueError(
+            f"{variable} is {_short(layout)}, {sum(on_nodes)} tasks, but the step has {count}"
+        )
     # In jax's range for SLURM. Steps of one job may run at the same time on one node, and so may jobs that follow each
     # other: all have ports of their own. The ports after the first are only names.
     first = _whole(environ["SLURM_JOB_ID"], "SLURM_JOB_ID") + _STEP_PORTS * _slurm_step(environ)
     ports = [[61440 + (first + local) % 4096 for local in range(tasks)] for tasks in on_nodes]
-    addresses = [f"{host}:{port}" for host, taken in zip(hosts, ports, strict=True) for port in taken]
+    addresses = [
+        f"{host}:{port}" for host, taken in zip(hosts, ports, strict=True) for port in taken
+    ]
     return Membership(
-        ClusterSpec({"worker": addresses}), "worker", _whole(environ["SLURM_PROCID"], "SLURM_PROCID"), "SLURM"
+        ClusterSpec({"worker": addresses}),
+        "worker",
+        _whole(environ["SLURM_PROCID"], "SLURM_PROCID"),
+        "SLURM",
     )
 
 
 def _tasks_per_node(text: str, variable: str, nodes: int) -> list[int]:
     """[2, 2, 2, 1] for "2(x3),1"."""
-    groups = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", group) for group in text.split(",")]
+    groups = [
+        re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", group) for group in text.split(",")
+    ]
     pairs = [(int(group[1]), int(group[2] or 1)) for group in groups if group]
     found = sum(times for _, times in pairs)
     if len(pairs) < len(groups) or sum(tasks * times for tasks, times in pairs) > _MOST_PROCESSES:
-        raise ValueError(f"{variable} is {_short(text)}; wanted the tasks on each node, such as 2(x3),1")
+        raise ValueError(
+            f"{variable} is {_short(text)}; wanted the tasks on each node, such as 2(x3),1"
+        )
     if found != nodes:
-        raise ValueError(f"{variable} is {_short(text)}, for {found} nodes, but the node list has {nodes}")
+        raise ValueError(
+            f"{variable} is {_short(text)}, for {found} nodes, but the node list has {nodes}"
+        )
     return [tasks for tasks, times in pairs for _ in range(times)]
 
 
 def _read_kubernetes(environ: Environment) -> Membership:
     count = _whole(*_first_of(environ, "FTRAIN_PROCESSES"))
-    index = _whole(*_first_of(environ, "JOB_COMPLETION_INDEX", hint="give the Job completionMode: Indexed"))
+    index = _whole(
+        *_first_of(environ, "JOB_COMPLETION_INDEX", hint="give the Job completionMode: Indexed")
+    )
     chief, variable = _first_of(environ, "FTRAIN_CHIEF")
     if not 1 <= count <= _MOST_PROCESSES:
-        raise ValueError(f"FTRAIN_PROCESSES is {count}; wanted the number of processes, 1 to {_MOST_PROCESSES}")
+        raise ValueError(
+            f"FTRAIN_PROCESSES is {count}; wanted the number of processes, 1 to {_MOST_PROCESSES}"
+        )
     if index >= count:
-        raise ValueError(f"JOB_COMPLETION_INDEX is {index}, but FTRAIN_PROCESSES is {count}; give it all completions")
+        raise ValueError(
+            f"JOB_COMPLETION_INDEX is {index}, but FTRAIN_PROCESSES is {count}; give it all completions"
+        )
     try:
         parse_address(chief)
     except ValueError as error:
         raise ValueError(f"{variable}: {error}") from None
-    return Membership(ClusterSpec({"worker": _pod_addresses(chief, count)}), "worker", index, "Kubernetes")
+    return Membership(
+        ClusterSpec({"worker": _pod_addresses(chief, count)}), "worker", index, "Kubernetes"
+    )
 
 
 def _pod_addresses(chief: str, count: int) -> list[str]:
@@ -286,12 +329,16 @@ def _pod_addresses(chief: str, count: int) -> list[str]:
     return [chief, *(f"process-{index}.invalid:{port}" for index in range(1, count))]
 
 
-def _first_of(environ: Environment, *variables: str, hint: str = "set it for every process") -> tuple[str, str]:
+def _first_of(
+    environ: Environment, *variables: str, hint: str = "set it for every process"
+) -> tuple[str, str]:
     """The value of the first variable that is set, and its name."""
     for variable in variables:
         if _is_set(environ, variable):
             return environ[variable].strip(), variable
-    raise ValueError(f"{' or '.join(variables)} is not set, though others that belong to it are; {hint}")
+    raise ValueError(
+        f"{' or '.join(variables)} is not set, though others that belong to it are; {hint}"
+    )
 
 
 def _whole(text: str, what: str) -> int:
@@ -316,7 +363,9 @@ def _numbers(ranges: str, text: str) -> list[str]:
         limits = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         first, last = (int(limits[1]), int(limits[2] or limits[1])) if limits else (1, 0)
         if limits is None or first > last:
-            raise ValueError(f"{_short(part)} in the node list {_short(text)} is not a range; wanted such as 01-03")
+            raise ValueError(
+                f"{_short(part)} in the node list {_short(text)} is not a range; wanted such as 01-03"
+            )
         _check_count(len(found) + last + 1 - first, text)
         found += [f"{number:0{len(limits[1])}d}" for number in range(first, last + 1)]
     return found

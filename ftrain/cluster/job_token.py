@@ -41,14 +41,18 @@ class JobToken:
     def is_proof(self, answer: object, role: Role, *facts: str | int) -> bool:
         """True if the peer that sent `answer` knows the token. The comparison takes the same time for all answers."""
         shown = answer if isinstance(answer, str) else ""
-        return hmac.compare_digest(self.prove(role, *facts).encode(), shown.encode(errors="replace"))
+        return hmac.compare_digest(
+            self.prove(role, *facts).encode(), shown.encode(errors="replace")
+        )
 
 
 def make_challenge() -> str:
     return secrets.token_hex(16)
 
 
-def find_token(directory: str | Path | None = None, environ: Mapping[str, str] | None = None) -> JobToken:
+def find_token(
+    directory: str | Path | None = None, environ: Mapping[str, str] | None = None
+) -> JobToken:
     """The token of this process's job. `ftrain launch` makes one for each group of processes that it starts.
 
     Without a launcher it is what FTRAIN_JOB_TOKEN says, or else the content of the file `job_token` in `directory`,
@@ -68,12 +72,16 @@ def find_token(directory: str | Path | None = None, environ: Mapping[str, str] |
         return JobToken(_read_or_create(path), f"{path}")
     except OSError as error:
         reason = error.strerror or error
-        raise ValueError(f"the job token {path} cannot be read or written: {reason}; mend that, {_WAY_OUT}") from None
+        raise ValueError(
+            f"the job token {path} cannot be read or written: {reason}; mend that, {_WAY_OUT}"
+        ) from None
 
 
 def _own_directory(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_CONFIG_HOME", "").strip()
-    return (Path(base) if base else Path(environ.get("HOME") or "~").expanduser() / ".config") / "ftrain"
+    return (
+        Path(base) if base else Path(environ.get("HOME") or "~").expanduser() / ".config"
+    ) / "ftrain"
 
 
 def _read_or_create(path: Path) -> str:

@@ -85,7 +85,9 @@ class Line:
         try:
             self.send({"gather": name, "value": value, "limit": limit})
         except LimitError as error:
-            raise ValueError(f"the value that process {self._index} brings to {name!r} is {error}") from None
+            raise ValueError(
+                f"the value that process {self._index} brings to {name!r} is {error}"
+            ) from None
         deadline = time.monotonic() + limit + 5  # the control server watches over the limit
         with self._changed:
             while name not in self._answers:
@@ -113,12 +115,19 @@ class Line:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _come_in(self, address: Address, count: int, limit: float, deadline: float) -> "_Refusal | None":
+    def _come_in(
+        self, address: Address, count: int, limit: float, deadline: float
+    ) -> "_Refusal | None":
         """Connect and authenticate; None once this process is connected."""
         self._socket = _connect(address, self._index, limit, deadline)
         try:
-            answer = self._authenticate(address, count, min(deadline, time.monotonic() + HANDSHAKE_SECONDS))
-        except (EOFError, OSError):  # closed without a word, as by a job that has just ended: the next one will listen
+            answer = self._authenticate(
+                address, count, min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+            )
+        except (
+            EOFError,
+            OSError,
+        ):  # closed without a word, as by a job that has just ended: the next one will listen
             refusal = _Refusal("", may_try_again=True)
         except MismatchError:
             self._socket.close()
@@ -129,14 +138,21 @@ class Line:
             if "welcome" in answer:
                 self._socket.settimeout(None)
                 return None
-            refusal = _Refusal(f"{answer.get('refused', _STRANGER)}", answer.get("may_try_again") is True)
+            refusal = _Refusal(
+                f"{answer.get('refused', _STRANGER)}", answer.get("may_try_again") is True
+            )
         self._socket.close()
         return refusal
 
     def _authenticate(self, address: Address, count: int, deadline: float) -> Message:
         """What the control server answers in the end, once each side has proved that it knows the job token."""
         nonce = make_challenge()
-        hello = {"hello": self._index, "count": count, "nonce": nonce, "host": socket.gethostname()[:64]}
+        hello = {
+            "hello": self._index,
+            "count": count,
+            "nonce": nonce,
+            "host": socket.gethostname()[:64],
+        }
         self._socket.sendall(encode(hello))
         challenge = _receive_line(self._socket, deadline).get("challenge")
         if not isinstance(challenge, str):

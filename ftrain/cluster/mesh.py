@@ -8,7 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-DATA = "data"  # replicas: each has a part of the batch, and all of the state that no other axis splits
+DATA = (
+    "data"  # replicas: each has a part of the batch, and all of the state that no other axis splits
+)
 FSDP = "fsdp"  # replicas too, but the state is split over them
 MODEL = "model"  # devices that share the work on one part of the batch
 AXES = (DATA, FSDP, MODEL)
@@ -39,7 +41,9 @@ def sizes(data: int, fsdp: int, model: int, devices: int, *, fill: bool = False)
     asked = {DATA: data, FSDP: fsdp, MODEL: model}
     for axis, size in asked.items():
         if size != -1 and not 1 <= size <= devices:
-            raise ValueError(f"{axis} must be -1 or between 1 and the {devices} devices there are, got {size}")
+            raise ValueError(
+                f"{axis} must be -1 or between 1 and the {devices} devices there are, got {size}"
+            )
     rest = [axis for axis, size in asked.items() if size == -1]
     if len(rest) > 1:
         given = ", ".join(f"{axis}=-1" for axis in rest)
@@ -53,7 +57,13 @@ def sizes(data: int, fsdp: int, model: int, devices: int, *, fill: bool = False)
 
 
 def check_processes(
-    processes: int, devices_each: int, batch_size: int, *, data: int = -1, fsdp: int = 1, model: int = 1
+    processes: int,
+    devices_each: int,
+    batch_size: int,
+    *,
+    data: int = -1,
+    fsdp: int = 1,
+    model: int = 1,
 ) -> dict[str, int]:
     """The axes of a mesh over so many processes, which need not be there; ValueError if they cannot train together.
 
@@ -63,7 +73,10 @@ def check_processes(
     axes = sizes(data, fsdp, model, processes * devices_each, fill=processes > 1)
     split_batch(batch_size, axes)
     size, parts = axes[MODEL], math.prod(axes[axis] for axis in BATCH_AXES)
-    holders = [{device // devices_each for device in range(part * size, (part + 1) * size)} for part in range(parts)]
+    holders = [
+        {device // devices_each for device in range(part * size, (part + 1) * size)}
+        for part in range(parts)
+    ]
     if not _is_sliced(holders):
         raise ValueError(
             f"each process must hold one slice of the batch, but has {devices_each} devices with {_show(axes)}; "
@@ -111,14 +124,22 @@ def batch_shard(mesh: Mesh) -> tuple[int, int]:
 def _by_topology(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh | None:
     """The mesh that jax lays out along the wires between the devices, or None if it knows no way."""
     try:
-        return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=_auto(axes), devices=devices)
-    except (NotImplementedError, ValueError, AssertionError):  # the sizes are right: some topologies have none
+        return jax.make_mesh(
+            tuple(axes.values()), tuple(axes), axis_types=_auto(axes), devices=devices
+        )
+    except (
+        NotImplementedError,
+        ValueError,
+        AssertionError,
+    ):  # the sizes are right: some topologies have none
         return None
 
 
 def _by_process(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
-    return Mesh(np.array(ordered).reshape(tuple(axes.values())), tuple(axes), axis_types=_auto(axes))
+    return Mesh(
+        np.array(ordered).reshape(tuple(axes.values())), tuple(axes), axis_types=_auto(axes)
+    )
 
 
 def _auto(axes: Mapping[str, int]) -> tuple[AxisType, ...]:
@@ -128,7 +149,9 @@ def _auto(axes: Mapping[str, int]) -> tuple[AxisType, ...]:
 def _holders(mesh: Mesh) -> list[set[int]]:
     """For each part of the batch, the processes that hold it."""
     split = [axis for axis in BATCH_AXES if axis in mesh.axis_names]
-    grid = np.moveaxis(mesh.devices, [mesh.axis_names.index(axis) for axis in split], range(len(split)))
+    grid = np.moveaxis(
+        mesh.devices, [mesh.axis_names.index(axis) for axis in split], range(len(split))
+    )
     parts = math.prod(mesh.shape[axis] for axis in split)
     return [{device.process_index for device in row} for row in grid.reshape(parts, -1)]
 
@@ -136,7 +159,9 @@ def _holders(mesh: Mesh) -> list[set[int]]:
 def _parts_of(holders: Sequence[set[int]]) -> dict[int, list[int]]:
     """For each process, the parts of the batch that it holds, in order."""
     processes = set().union(*holders)
-    return {process: [n for n, own in enumerate(holders) if process in own] for process in processes}
+    return {
+        process: [n for n, own in enumerate(holders) if process in own] for process in processes
+    }
 
 
 def _is_sliced(holders: Sequence[set[int]]) -> bool:

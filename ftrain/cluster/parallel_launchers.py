@@ -53,9 +53,21 @@ LAUNCHERS = (
         "mpiexec -genv FTRAIN_CHIEF HOST:8476",
     ),
     Launcher(
-        "flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "", ("FLUX_JOB_ID",), "flux run --env=FTRAIN_CHIEF=HOST:8476"
+        "flux run",
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        "",
+        ("FLUX_JOB_ID",),
+        "flux run --env=FTRAIN_CHIEF=HOST:8476",
     ),
-    Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "", (), "jsrun -E FTRAIN_CHIEF=HOST:8476"),
+    Launcher(
+        "jsrun",
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "",
+        (),
+        "jsrun -E FTRAIN_CHIEF=HOST:8476",
+    ),
     Launcher(
         "torchrun",
         "RANK",
@@ -89,10 +101,14 @@ def find_rank(environ: Mapping[str, str], slurm: tuple[int, int] | None = None) 
         if index is None or count is None or count < 2 or (index, count) == slurm:
             continue
         if index >= count:
-            raise ValueError(f"{launcher.rank} is {index}, but {launcher.size} is {count}; expected less")
+            raise ValueError(
+                f"{launcher.rank} is {index}, but {launcher.size} is {count}; expected less"
+            )
         return _place(launcher, index, count, environ)
     lone = _number(environ, "PMIX_RANK")
-    is_known = slurm is not None or any(_number(environ, launcher.size) is not None for launcher in LAUNCHERS)
+    is_known = slurm is not None or any(
+        _number(environ, launcher.size) is not None for launcher in LAUNCHERS
+    )
     if lone and not is_known and "SLURM_STEP_ID" not in environ:
         raise ValueError(
             f"PMIX_RANK is {lone}, so a launcher has started several processes, but their number is not known; "

@@ -32,7 +32,13 @@ STANDARD_PS_OPS = (
     "ResourceConditionalAccumulator",
     "DecisionTreeResource",
 )
-_DEVICE_TYPES = ("CPU", "GPU", "TPU", "CUSTOM", "EPU")  # those that may stand without "device:" in front
+_DEVICE_TYPES = (
+    "CPU",
+    "GPU",
+    "TPU",
+    "CUSTOM",
+    "EPU",
+)  # those that may stand without "device:" in front
 _SIZELESS = ("string", "resource", "variant")  # count as no bytes in the reference
 
 
@@ -48,11 +54,17 @@ class Operation:
     @property
     def nbytes(self) -> int:
         if any(not isinstance(size, Integral) or int(size) < 0 for size in self.shape):
-            raise ValueError(f"the shape {self.shape} of a {self.type} is not known; wanted whole numbers, 0 or more")
-        return math.prod(self.shape) * (0 if str(self.dtype) in _SIZELESS else np.dtype(self.dtype).itemsize)
+            raise ValueError(
+                f"the shape {self.shape} of a {self.type} is not known; wanted whole numbers, 0 or more"
+            )
+        return math.prod(self.shape) * (
+            0 if str(self.dtype) in _SIZELESS else np.dtype(self.dtype).itemsize
+        )
 
 
-Strategy = Callable[[Sequence[Operation], int], Sequence[int]]  # operations and the number of tasks to a task for each
+Strategy = Callable[
+    [Sequence[Operation], int], Sequence[int]
+]  # operations and the number of tasks to a task for each
 Placement = Callable[[Sequence[Operation]], list[str]]
 
 
@@ -108,15 +120,24 @@ def replica_device_setter(
         job = _Device.parse(ps_device).job
         ps_tasks = spec.num_tasks(job) if job in spec.jobs else 0
     if ps_tasks < 0:
-        raise ValueError(f"ps_tasks is {ps_tasks}; wanted the number of parameter servers, or 0 for none")
+        raise ValueError(
+            f"ps_tasks is {ps_tasks}; wanted the number of parameter servers, or 0 for none"
+        )
     if ps_tasks == 0:
         return None
     strategy = round_robin if ps_strategy is None else ps_strategy
     if not callable(strategy):
         raise TypeError("ps_strategy must be callable")
-    on_servers = frozenset(STANDARD_PS_OPS if ps_ops is None else ps_ops) if ps_device else frozenset()
+    on_servers = (
+        frozenset(STANDARD_PS_OPS if ps_ops is None else ps_ops) if ps_device else frozenset()
+    )
     return _Placer(
-        _Device.parse(ps_device), _Device.parse(worker_device), on_servers, merge_devices, ps_tasks, strategy
+        _Device.parse(ps_device),
+        _Device.parse(worker_device),
+        on_servers,
+        merge_devices,
+        ps_tasks,
+        strategy,
     )
 
 
@@ -132,10 +153,15 @@ class _Placer:
     def __call__(self, operations: Sequence[Operation]) -> list[str]:
         asked = [_Device.parse(operation.device) for operation in operations]
         numbered = [
-            operation for operation, device in zip(operations, asked, strict=True) if self._has_task(operation, device)
+            operation
+            for operation, device in zip(operations, asked, strict=True)
+            if self._has_task(operation, device)
         ]
         tasks = iter(self._chosen(numbered))
-        return [str(self._place(operation, device, tasks)) for operation, device in zip(operations, asked, strict=True)]
+        return [
+            str(self._place(operation, device, tasks))
+            for operation, device in zip(operations, asked, strict=True)
+        ]
 
     def _chosen(self, operations: list[Operation]) -> list[int]:
         chosen = list(self.strategy(operations, self.tasks))
@@ -174,13 +200,17 @@ class _Device(NamedTuple):
         for part in (name or "").split("/"):
             read = _parse_part(part.split(":"), name)
             if "type" in found and "type" in read:
-                raise ValueError(f"the device {name!r} has two types, {found['type']} and {read['type']}; wanted one")
+                raise ValueError(
+                    f"the device {name!r} has two types, {found['type']} and {read['type']}; wanted one"
+                )
             found |= read
         return cls(**found)
 
     def merged(self, inner: Self) -> Self:
         """This device with the parts that an inner one gives in place of its own."""
-        return self._replace(**{field: value for field, value in inner._asdict().items() if value is not None})
+        return self._replace(
+            **{field: value for field, value in inner._asdict().items() if value is not None}
+        )
 
     def __str__(self) -> str:
         parts = [f"/{field}:{getattr(self, field)}" for field in ("job", "replica", "task")]
@@ -199,7 +229,10 @@ def _parse_part(words: list[str], name: str) -> dict[str, Any]:
         case [type, number] if type.upper() in _DEVICE_TYPES:
             return {"type": type.upper(), **_device_number(number, name)}
         case ["device", type, number]:
-            return {"type": type.upper() if type in ("cpu", "gpu") else type, **_device_number(number, name)}
+            return {
+                "type": type.upper() if type in ("cpu", "gpu") else type,
+                **_device_number(number, name),
+            }
         case ["", *_]:
             return {}
     raise ValueError(

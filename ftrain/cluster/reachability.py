@@ -93,7 +93,11 @@ def explain_loopback_hosts(hosts: Sequence[Host]) -> str | None:
 def loopback_of(host: str) -> str | None:
     """The loopback address that a name leads to; None if it leads to any other, or is unknown."""
     found = _resolve(host)
-    return min(found) if found and all(ipaddress.ip_address(each).is_loopback for each in found) else None
+    return (
+        min(found)
+        if found and all(ipaddress.ip_address(each).is_loopback for each in found)
+        else None
+    )
 
 
 def _mend(name: str, loopback: str, here: str) -> str:

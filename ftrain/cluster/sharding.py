@@ -44,7 +44,9 @@ class Sharding:
       zero1: whether parameters stay on every device, and only what the optimizer keeps of them is split.
     """
 
-    def __init__(self, rules: Sequence[dict[str, Any]] = (), *, zero1: bool = False, least: int = 65_536):
+    def __init__(
+        self, rules: Sequence[dict[str, Any]] = (), *, zero1: bool = False, least: int = 65_536
+    ):
         if least < 1:
             raise ValueError(f"least must be >= 1 element, got {least}")
         self._rules = [_parse(number, rule) for number, rule in enumerate(rules)]
@@ -54,7 +56,9 @@ class Sharding:
         """The PartitionSpec of each leaf, on a mesh whose axes have these sizes; only shapes are looked at."""
         leaves = leaves_with_rule_names(tree)
         self._check_rules([name for name, leaf in leaves if not _is_key(leaf)])
-        return jax.tree.structure(tree).unflatten([self._spec(name, leaf, axes) for name, leaf in leaves])
+        return jax.tree.structure(tree).unflatten(
+            [self._spec(name, leaf, axes) for name, leaf in leaves]
+        )
 
     def shardings(self, tree: Tree, mesh: Mesh) -> Tree:
         """The NamedSharding of each leaf: for `jax.device_put`, and for `jax.jit`."""
@@ -65,7 +69,9 @@ class Sharding:
         return [
             _tell_undivided(name, leaf, axes[FSDP])
             for name, leaf in leaves_with_rule_names(tree)
-            if self._rule(name) is None and self._is_split(name, leaf, axes) and _longest(leaf, axes[FSDP]) is None
+            if self._rule(name) is None
+            and self._is_split(name, leaf, axes)
+            and _longest(leaf, axes[FSDP]) is None
         ]
 
     def _spec(self, name: str, leaf: Any, axes: Mapping[str, int]) -> PartitionSpec:
@@ -79,7 +85,11 @@ class Sharding:
     def _is_split(self, name: str, leaf: Any, axes: Mapping[str, int]) -> bool:
         """Whether a leaf without a rule should be split."""
         is_large = leaf.ndim > 0 and leaf.size >= self.least and not _is_key(leaf)
-        return is_large and axes.get(FSDP, 1) > 1 and (not self.zero1 or name.startswith(OPTIMIZER_KEEPS))
+        return (
+            is_large
+            and axes.get(FSDP, 1) > 1
+            and (not self.zero1 or name.startswith(OPTIMIZER_KEEPS))
+        )
 
     def _rule(self, name: str) -> _Rule | None:
         return next((rule for rule in self._rules if rule.matches(name)), None)
@@ -88,7 +98,9 @@ class Sharding:
         """A rule that no leaf needs is a slip of somebody's."""
         for rule in self._rules:
             if not any(map(rule.matches, names)):
-                raise ValueError(f"the rule for {rule.leaf.pattern!r} matches no leaf{_nearest(rule, names)}")
+                raise ValueError(
+                    f"the rule for {rule.leaf.pattern!r} matches no leaf{_nearest(rule, names)}"
+                )
 
 
 def leaves_with_rule_names(tree: Tree) -> list[tuple[str, Any]]:
@@ -115,7 +127,10 @@ def leaf_bytes_per_device(tree: Tree, specs: Tree, axes: Mapping[str, int]) -> l
 
 def entries(spec: PartitionSpec) -> list[tuple[str, ...]]:
     """For each dimension, the axes that it is split over."""
-    return [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
+    return [
+        () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for entry in spec
+    ]
 
 
 def _parts(spec: PartitionSpec, axes: Mapping[str, int]) -> int:
@@ -125,20 +140,30 @@ def _parts(spec: PartitionSpec, axes: Mapping[str, int]) -> int:
 def _parse(number: int, rule: Any) -> _Rule:
     which = f"number {number + 1} of rules"
     if not isinstance(rule, Mapping) or rule.keys() != _KEYS or not isinstance(rule["leaf"], str):
-        raise ValueError(f'{which} should be like {{leaf = "dense/kernel", axes = ["", "model"]}}, got {rule!r}')
+        raise ValueError(
+            f'{which} should be like {{leaf = "dense/kernel", axes = ["", "model"]}}, got {rule!r}'
+        )
     leaf, axes = rule["leaf"], rule["axes"]
     if not isinstance(axes, (list, tuple)):
-        raise ValueError(f"{which} should have a list as axes, with an entry for each dimension, got {axes!r}")
+        raise ValueError(
+            f"{which} should have a list as axes, with an entry for each dimension, got {axes!r}"
+        )
     try:
         return _Rule(re.compile(leaf), tuple(_parse_entry(which, entry) for entry in axes))
     except re.error as error:
-        raise ValueError(f"{which} should have a regular expression as leaf, got {leaf!r}: {error}") from None
+        raise ValueError(
+            f"{which} should have a regular expression as leaf, got {leaf!r}: {error}"
+        ) from None
 
 
 def _parse_entry(which: str, entry: Any) -> tuple[str, ...]:
     names = [] if entry in (None, "") else entry.split("+") if isinstance(entry, str) else entry
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) and name.strip() for name in names):
-        raise ValueError(f'{which} should have in axes "", an axis or several, "fsdp+model", got {entry!r}')
+    if not isinstance(names, (list, tuple)) or not all(
+        isinstance(name, str) and name.strip() for name in names
+    ):
+        raise ValueError(
+            f'{which} should have in axes "", an axis or several, "fsdp+model", got {entry!r}'
+        )
     return tuple(name.strip() for name in names)
 
 
@@ -153,9 +178,13 @@ def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(axes)}"
             raise ValueError(f"{who}: there is no axis {axis!r}; {hint}")
         if used.count(axis) > 1:
-            raise ValueError(f"{who}: it names the axis {axis} twice; a leaf can be split over an axis only once")
+            raise ValueError(
+                f"{who}: it names the axis {axis} twice; a leaf can be split over an axis only once"
+            )
     if len(rule.axes) > leaf.ndim:
-        raise ValueError(f"{who}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; {other}")
+        raise ValueError(
+            f"{who}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; {other}"
+        )
     for dimension, (entry, length) in enumerate(zip(rule.axes, leaf.shape, strict=False)):
         size = math.prod(axes[axis] for axis in entry)
         if length % size:
@@ -171,7 +200,9 @@ def _as_spec(rule_axes: Sequence[tuple[str, ...]], axes: Mapping[str, int]) -> P
     split = [tuple(axis for axis in entry if axes[axis] > 1) for entry in rule_axes]
     while split and not split[-1]:
         split.pop()
-    return PartitionSpec(*[None if not entry else entry[0] if len(entry) == 1 else entry for entry in split])
+    return PartitionSpec(
+        *[None if not entry else entry[0] if len(entry) == 1 else entry for entry in split]
+    )
 
 
 def _longest(leaf: Any, size: int) -> int | None:
@@ -204,7 +235,12 @@ def _starts(name: str) -> Iterator[int]:
 
 def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Any]]:
     layout, prefix = packed.layout, f"{name}/" if name else ""
-    own = [end for end, _ in leaves_with_names(layout.structure.unflatten([0] * layout.structure.num_leaves))]
+    own = [
+        end
+        for end, _ in leaves_with_names(
+            layout.structure.unflatten([0] * layout.structure.num_leaves)
+        )
+    ]
     ends = [*layout.apart(own), *(f"packed/{group}" for group in layout.groups())]
     return [(prefix + end, array) for end, array in zip(ends, packed.arrays, strict=True)]
 

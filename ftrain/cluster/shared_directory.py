@@ -8,7 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-VISIBLE_SECONDS = 30.0  # in which a file of one host appears on another; network file systems keep lists of names
+VISIBLE_SECONDS = (
+    30.0  # in which a file of one host appears on another; network file systems keep lists of names
+)
 _POLL = 0.1
 _PREFIX = ".shared_check."
 
@@ -53,7 +55,9 @@ def describe_blind(probe: Probe, found: Sequence[tuple[str, str | None]]) -> str
     """One line that names the processes and hosts that cannot use the directory; None if all can."""
     if probe.error is not None:
         return f"run directory {probe.directory}: process 0 on {found[0][0]} cannot write there: {probe.error}"
-    blind = [(index, host, problem) for index, (host, problem) in enumerate(found) if problem is not None]
+    blind = [
+        (index, host, problem) for index, (host, problem) in enumerate(found) if problem is not None
+    ]
     if not blind:
         return None
     _, _, problem = blind[0]
@@ -66,7 +70,9 @@ def describe_blind(probe: Probe, found: Sequence[tuple[str, str | None]]) -> str
 
 
 def _is_there(path: Path) -> bool:
-    with suppress(OSError):  # asks a network file system anew what is in the directories, instead of what it remembers
+    with suppress(
+        OSError
+    ):  # asks a network file system anew what is in the directories, instead of what it remembers
         for directory in (path.parent.parent, path.parent):
             with os.scandir(directory) as entries:
                 next(entries, None)

@@ -80,7 +80,9 @@ class ClusterSpec:
         """The addresses by index, with None for the indices that a job leaves out."""
         tasks = self._tasks(job)
         if not tasks:
-            raise ValueError(f"job {job!r} has no tasks and therefore no list of addresses; ask num_tasks() before")
+            raise ValueError(
+                f"job {job!r} has no tasks and therefore no list of addresses; ask num_tasks() before"
+            )
         if max(tasks) >= _MAX_LIST:
             raise ValueError(
                 f"job {job!r} has a task {max(tasks)}, and a list up to it would be longer than {_MAX_LIST}; "
@@ -89,7 +91,9 @@ class ClusterSpec:
         addresses: list[str | None] = [None] * (max(tasks) + 1)
         for index, address in tasks.items():
             if index < -len(addresses):
-                raise IndexError(f"job {job!r} has a task {index}, which no list can hold; use task_address()")
+                raise IndexError(
+                    f"job {job!r} has a task {index}, which no list can hold; use task_address()"
+                )
             addresses[index] = address  # a negative index counts from the end, as in the reference
         return addresses
 
@@ -99,7 +103,10 @@ class ClusterSpec:
 
     def as_cluster_def(self) -> dict[str, Any]:
         """The JSON form of a ClusterDef, with jobs and tasks in order; {} without jobs."""
-        jobs = [{"name": job, "tasks": {str(i): tasks[i] for i in sorted(tasks)}} for job, tasks in _written(self)]
+        jobs = [
+            {"name": job, "tasks": {str(i): tasks[i] for i in sorted(tasks)}}
+            for job, tasks in _written(self)
+        ]
         return {"job": jobs} if jobs else {}
 
     def as_cluster_def_text(self) -> str:
@@ -115,7 +122,13 @@ class ClusterSpec:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The spec that `to_json` wrote, or a ClusterDef as JSON."""
-        return cls(_checked(_parsed(text, "JSON", lambda text: json.loads(text, object_pairs_hook=_without_repeats))))
+        return cls(
+            _checked(
+                _parsed(
+                    text, "JSON", lambda text: json.loads(text, object_pairs_hook=_without_repeats)
+                )
+            )
+        )
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
@@ -154,10 +167,14 @@ def processes(spec: ClusterSpec) -> list[tuple[str, int, str]]:
     """
     jobs = ClusterSpec(spec)  # a copy is all text
     found = [
-        (job, index, jobs.task_address(job, index)) for job in _training_jobs(jobs) for index in jobs.task_indices(job)
+        (job, index, jobs.task_address(job, index))
+        for job in _training_jobs(jobs)
+        for index in jobs.task_indices(job)
     ]
     if not found:
-        raise ValueError(f'none of the jobs {jobs.jobs} has a process that trains; add worker = ["node1:2222"]')
+        raise ValueError(
+            f'none of the jobs {jobs.jobs} has a process that trains; add worker = ["node1:2222"]'
+        )
     return found
 
 
@@ -169,17 +186,23 @@ def check_usable(spec: ClusterSpec) -> None:
             task, address = f"{job}:{index}", jobs.task_address(job, index)
             place = _place_of(task, address)
             if place in seen:
-                raise ValueError(f"tasks {seen[place]} and {task} both have the address {address}; give each its own")
+                raise ValueError(
+                    f"tasks {seen[place]} and {task} both have the address {address}; give each its own"
+                )
             seen[place] = task
     for job in _training_jobs(jobs):
         indices = jobs.task_indices(job)
         if indices != list(range(len(indices))):
-            raise ValueError(f"job {job!r} has the tasks {indices}, but {len(indices)} tasks are numbered from 0")
+            raise ValueError(
+                f"job {job!r} has the tasks {indices}, but {len(indices)} tasks are numbered from 0"
+            )
 
 
 def _place_of(task: str, address: str) -> Address:
     if unfit := re.search(r"[^A-Za-z0-9._:%\[\]-]", address):
-        raise ValueError(f"task {task}: the address {address!r} has a {unfit[0]!r} in it; wanted such as node1:2222")
+        raise ValueError(
+            f"task {task}: the address {address!r} has a {unfit[0]!r} in it; wanted such as node1:2222"
+        )
     try:
         place = parse_address(address)
     except ValueError as error:
@@ -200,21 +223,30 @@ def _is_message(cluster: Any) -> bool:
 def _is_definition(cluster: dict[Any, Any]) -> bool:
     """Whether this is a ClusterDef as a dict; a job of the name "job" has addresses in its list, which are text."""
     jobs = cluster.get("job")
-    return len(cluster) == 1 and isinstance(jobs, list) and bool(jobs) and all(isinstance(job, dict) for job in jobs)
+    return (
+        len(cluster) == 1
+        and isinstance(jobs, list)
+        and bool(jobs)
+        and all(isinstance(job, dict) for job in jobs)
+    )
 
 
 def _jobs_of_definition(definition: list[dict[str, Any]]) -> dict[str, Any]:
     jobs: dict[str, Any] = {}
     for number, job in enumerate(definition):
         if unknown := job.keys() - {"name", "tasks"}:
-            raise ValueError(f"job[{number}] of the ClusterDef has {sorted(unknown, key=str)}; wanted name and tasks")
+            raise ValueError(
+                f"job[{number}] of the ClusterDef has {sorted(unknown, key=str)}; wanted name and tasks"
+            )
         name, tasks = job.get("name", ""), job.get("tasks", {})
         if not isinstance(name, str) or not isinstance(tasks, dict):
             raise ValueError(
                 f"job[{number}] of the ClusterDef is {reprlib.repr(job)}; wanted a name, and tasks as index: address"
             )
         if name in jobs:
-            raise ValueError(f"job[{number}] of the ClusterDef has the name {name!r} of a job before it")
+            raise ValueError(
+                f"job[{number}] of the ClusterDef has the name {name!r} of a job before it"
+            )
         jobs[name] = tasks
     return jobs
 
@@ -223,7 +255,9 @@ def _numbered(job: Any, tasks: Any) -> dict[int, Any]:
     if isinstance(tasks, list | tuple):
         return dict(enumerate(tasks))
     if not isinstance(tasks, dict):
-        raise TypeError(f"The tasks for job {job!r} must be a list or a dictionary from integers to strings.")
+        raise TypeError(
+            f"The tasks for job {job!r} must be a list or a dictionary from integers to strings."
+        )
     return {_as_index(index, job): address for index, address in tasks.items()}
 
 
@@ -231,7 +265,9 @@ def _as_index(index: Any, job: Any) -> int:
     try:
         return int(index)
     except (TypeError, ValueError, OverflowError) as error:
-        raise type(error)(f"the index {index!r} of a task of job {job!r} is not a whole number") from None
+        raise type(error)(
+            f"the index {index!r} of a task of job {job!r} is not a whole number"
+        ) from None
 
 
 def _check_types(jobs: dict[Any, dict[int, Any]]) -> None:
@@ -241,7 +277,9 @@ def _check_types(jobs: dict[Any, dict[int, Any]]) -> None:
         for index, address in sorted(tasks.items()):
             _as_text(address, "Task address")
             if index not in _INT32:
-                raise ValueError(f"task index {index} of job {name!r} is out of range; a ClusterDef has 32 bits for it")
+                raise ValueError(
+                    f"task index {index} of job {name!r} is out of range; a ClusterDef has 32 bits for it"
+                )
 
 
 def _as_text(value: Any, what: str) -> str:
@@ -249,33 +287,45 @@ def _as_text(value: Any, what: str) -> str:
         return value.decode()
     if not isinstance(value, str):
         raise TypeError(f"{what} {value!r} must be bytes or unicode")
-    return value.encode().decode()  # refuses halves of surrogate pairs, which no file or message can hold
+    return (
+        value.encode().decode()
+    )  # refuses halves of surrogate pairs, which no file or message can hold
 
 
 def _written(spec: ClusterSpec) -> Iterator[tuple[str, dict[int, str]]]:
     """The jobs by name, all in text."""
     for job in sorted(spec.jobs):
-        addresses = {i: _as_text(spec.task_address(job, i), "Task address") for i in spec.task_indices(job)}
+        addresses = {
+            i: _as_text(spec.task_address(job, i), "Task address") for i in spec.task_indices(job)
+        }
         yield _as_text(job, "Job name"), addresses
 
 
 def _document(spec: ClusterSpec) -> dict[str, Any]:
     """The jobs for a file: lists where the tasks have the numbers of a list, else dicts."""
     return {
-        job: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else {str(i): tasks[i] for i in tasks}
+        job: list(tasks.values())
+        if list(tasks) == list(range(len(tasks)))
+        else {str(i): tasks[i] for i in tasks}
         for job, tasks in _written(spec)
     }
 
 
 def _job_text(job: str, tasks: dict[int, str]) -> str:
     name = f'  name: "{_escaped(job)}"\n' if job else ""
-    in_order = sorted(tasks, key=lambda index: index % 2**32)  # protobuf's order: negative numbers come last
-    entries = (f'  tasks {{\n    key: {i}\n    value: "{_escaped(tasks[i])}"\n  }}\n' for i in in_order)
+    in_order = sorted(
+        tasks, key=lambda index: index % 2**32
+    )  # protobuf's order: negative numbers come last
+    entries = (
+        f'  tasks {{\n    key: {i}\n    value: "{_escaped(tasks[i])}"\n  }}\n' for i in in_order
+    )
     return f"job {{\n{name}{''.join(entries)}}}\n"
 
 
 def _escaped(text: str) -> str:
-    return "".join(_ESCAPES.get(c) or (f"\\{ord(c):03o}" if c < " " or c == "\x7f" else c) for c in text)
+    return "".join(
+        _ESCAPES.get(c) or (f"\\{ord(c):03o}" if c < " " or c == "\x7f" else c) for c in text
+    )
 
 
 def _parsed(text: str, form: str, parse: Callable[[str], Any]) -> Any:
@@ -289,7 +339,9 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        raise ValueError(
+            f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice"
+        )
     return found
 
 
@@ -304,7 +356,9 @@ def _checked(document: Any) -> dict[str, Any]:
             raise ValueError(f"{job}: found {reprlib.repr(tasks)}; {wanted}")
         for index, address in tasks.items() if isinstance(tasks, dict) else enumerate(tasks):
             if not re.fullmatch(r"0|-?[1-9][0-9]{0,9}", str(index)) or int(index) not in _INT32:
-                raise ValueError(f"{job}.{index}: the index of a task is a whole number such as 0 or 12")
+                raise ValueError(
+                    f"{job}.{index}: the index of a task is a whole number such as 0 or 12"
+                )
             if not isinstance(address, str):
                 raise ValueError(
                     f'{job}.{index}: found {reprlib.repr(address)}; wanted an address such as "node1:2222"'

@@ -27,13 +27,21 @@ from ftrain.cluster.control_messages import (
 )
 from ftrain.cluster.job_token import JobToken, make_challenge
 
-MIN_PENDING = 64  # connections that may be in their handshake at once; in a large job, two for each process
+MIN_PENDING = (
+    64  # connections that may be in their handshake at once; in a large job, two for each process
+)
 LOGGED = 20  # refused connections that are logged in LOG_SECONDS; more are counted
 LOG_SECONDS = 600.0
 LOST_AFTER = 18.0  # seconds without an answer from its host after which a peer is lost
 _CHUNK = 1 << 16  # bytes read at once
 _SHOWN = 3  # refused processes that an error names
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # a broken or foreign peer
+_DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)  # a broken or foreign peer
 
 
 class Switchboard:
@@ -47,7 +55,9 @@ class Switchboard:
         self._gathering: dict[str, _Gathering] = {}
         self._proposals: list[Message] = []
         self._ballot: _Ballot | None = None
-        self._pending: dict[asyncio.StreamWriter, str] = {}  # in their handshake, the oldest first, with their address
+        self._pending: dict[
+            asyncio.StreamWriter, str
+        ] = {}  # in their handshake, the oldest first, with their address
         self._refused: dict[int, str] = {}  # why one that called itself this process was refused
         self._log = _Log()
         self._loop = asyncio.new_event_loop()
@@ -58,7 +68,9 @@ class Switchboard:
         except BaseException:
             self._loop.close()
             raise
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ftrain-switchboard", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="ftrain-switchboard", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -102,7 +114,9 @@ class Switchboard:
         except OSError:
             pass  # it is gone
         except _DAMAGE as error:
-            self._log.refuse(peer, f"it sent what no process of ftrain does ({type(error).__name__})")
+            self._log.refuse(
+                peer, f"it sent what no process of ftrain does ({type(error).__name__})"
+            )
         except asyncio.CancelledError:  # this server is closed
             pass
         finally:
@@ -116,11 +130,15 @@ class Switchboard:
         """Begin a handshake. Where too many are open the oldest ends: a process of the job takes milliseconds."""
         if len(self._pending) >= max(MIN_PENDING, 2 * self._count):
             oldest = next(iter(self._pending))
-            self._log.refuse(self._pending.pop(oldest), "more connections than can authenticate at once")
+            self._log.refuse(
+                self._pending.pop(oldest), "more connections than can authenticate at once"
+            )
             oldest.transport.abort()
         self._pending[writer] = peer
 
-    async def _welcome(self, lines: "_Lines", writer: asyncio.StreamWriter, peer: str) -> int | None:
+    async def _welcome(
+        self, lines: "_Lines", writer: asyncio.StreamWriter, peer: str
+    ) -> int | None:
         """The number of a process that has proved to know the token and has a place in the job; else None."""
         line = await lines.next(MAX_HANDSHAKE_LINE)
         if line is None:
@@ -132,12 +150,16 @@ class Switchboard:
         line = await lines.next(MAX_HANDSHAKE_LINE)
         if line is None:
             return None
-        if not self._token.is_proof(decode(line).get("proof"), "client", index, count, nonce, challenge):
+        if not self._token.is_proof(
+            decode(line).get("proof"), "client", index, count, nonce, challenge
+        ):
             self._refuse_stranger(hello, writer, peer)
             return None
         refusal, may_try_again = None, False
         if count != self._count:
-            refusal = f"it was started as one of {count} processes, process 0 as one of {self._count}"
+            refusal = (
+                f"it was started as one of {count} processes, process 0 as one of {self._count}"
+            )
         elif type(index) is not int or not 0 <= index < self._count:
             refusal = f"a job of {self._count} has no process {index}"
         elif index in self._members or index in self._left:
@@ -148,16 +170,26 @@ class Switchboard:
             return None
         self._pending.pop(writer, None)
         self._members[index] = writer
-        _send(writer, {"welcome": index, "proof": self._token.prove("server", index, count, nonce, challenge)})
+        _send(
+            writer,
+            {
+                "welcome": index,
+                "proof": self._token.prove("server", index, count, nonce, challenge),
+            },
+        )
         return index
 
     def _refuse_stranger(self, hello: Message, writer: asyncio.StreamWriter, peer: str) -> None:
         index, host = hello["hello"], hello.get("host")
         known = type(index) is int and 0 <= index < self._count
         who = f"process {index} on {_shown(host)}" if known else "something else"
-        self._log.refuse(peer, f"it says that it is {who}, but does not know the job token of process 0")
+        self._log.refuse(
+            peer, f"it says that it is {who}, but does not know the job token of process 0"
+        )
         if known:
-            self._refused[index] = f"process {index} on {_shown(host)} at {peer}, which has another job token"
+            self._refused[index] = (
+                f"process {index} on {_shown(host)} at {peer}, which has another job token"
+            )
         _send(writer, {"refused": "token"})
 
     def _lose(self, index: int) -> None:
@@ -203,13 +235,23 @@ class Switchboard:
             gathering.stop_clock()
             del self._gathering[name]
             self._have_met = True
-            self._tell_all({"gathered": name, "values": [gathering.values[each] for each in range(self._count)]})
+            self._tell_all(
+                {
+                    "gathered": name,
+                    "values": [gathering.values[each] for each in range(self._count)],
+                }
+            )
 
     def _give_up(self, name: str, limit: float) -> None:
         gathering = self._gathering[name]
         missing = gathering.missing()
         refused = [self._refused[index] for index in missing if index in self._refused]
-        gathering.given_up = {"missing": name, "processes": missing, "limit": limit, "refused": refused[:_SHOWN]}
+        gathering.given_up = {
+            "missing": name,
+            "processes": missing,
+            "limit": limit,
+            "refused": refused[:_SHOWN],
+        }
         for index in gathering.values:
             if index in self._members:
                 _send(self._members[index], gathering.given_up)
@@ -297,7 +339,11 @@ class _Log:
         last = "; more of them are counted, not logged" if len(self._logged) == LOGGED else ""
         self._left_out = 0
         with suppress(OSError, ValueError):
-            print(f"ftrain: refused a connection from {peer}: {why}{more}{last}", file=sys.stderr, flush=True)
+            print(
+                f"ftrain: refused a connection from {peer}: {why}{more}{last}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def watch_connection(connection: socket.socket) -> None:
@@ -308,7 +354,12 @@ def watch_connection(connection: socket.socket) -> None:
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     milliseconds = round(1000 * LOST_AFTER)
-    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 4, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": milliseconds}
+    options = {
+        "TCP_KEEPIDLE": 5,
+        "TCP_KEEPINTVL": 4,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": milliseconds,
+    }
     for option, value in options.items():
         if hasattr(socket, option):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
@@ -321,7 +372,10 @@ def _name(writer: asyncio.StreamWriter) -> str:
 
 def _shown(text: object) -> str:
     """What a stranger calls itself, fit for a log line."""
-    return "".join(letter for letter in f"{text}"[:64] if letter.isalnum() or letter in ".-_") or "a host without name"
+    return (
+        "".join(letter for letter in f"{text}"[:64] if letter.isalnum() or letter in ".-_")
+        or "a host without name"
+    )
 
 
 def _send(writer: asyncio.StreamWriter, message: Message) -> None:

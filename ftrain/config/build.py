@@ -43,7 +43,9 @@ class Job:
     task: Task
     pipeline: Pipeline
     optimizer: optax.GradientTransformation
-    learning_rate: LearningRate | None  # as the config says it: an optax optimizer closes over its own
+    learning_rate: (
+        LearningRate | None
+    )  # as the config says it: an optax optimizer closes over its own
     step: Step
     mesh: Mesh
     sharding: Sharding
@@ -94,7 +96,9 @@ class Job:
 
     def _initial_state(self) -> TrainState:
         init_rng, step_rng = jax.random.split(jax.random.key(self.plan.top["seed"]))
-        return TrainState.create(self.task.init(init_rng), self.optimizer, seed=step_rng, averages=_averages(self.plan))
+        return TrainState.create(
+            self.task.init(init_rng), self.optimizer, seed=step_rng, averages=_averages(self.plan)
+        )
 
     def abstract_state(self) -> TrainState:
         """The shapes and dtypes of the state, without computing it."""
@@ -105,17 +109,24 @@ class Job:
         batch = self._first_batch()
         try:
             state = self.abstract_state()
-            metrics = jax.eval_shape(spread(self.step, self.mesh, self.parallel), state, self._of_all(batch))[1]
+            metrics = jax.eval_shape(
+                spread(self.step, self.mesh, self.parallel), state, self._of_all(batch)
+            )[1]
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ConfigError(f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}") from error
+            raise ConfigError(
+                f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}"
+            ) from error
         self.shardings()
         return state, metrics
 
     def _of_all(self, batch: Batch) -> Tree:
         """The shapes of a batch of all processes, from this one's part."""
         count = self.pipeline.shard_count
-        return {k: jax.ShapeDtypeStruct((len(v) * count, *v.shape[1:]), v.dtype) for k, v in batch.items()}
+        return {
+            k: jax.ShapeDtypeStruct((len(v) * count, *v.shape[1:]), v.dtype)
+            for k, v in batch.items()
+        }
 
     def _first_batch(self) -> Batch:
         try:
@@ -146,7 +157,11 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
     _check_input(plan, task)
     shard_index, shard_count = batch_shard(mesh)
     pipeline = calls["data"].make(
-        source=task.source, seed=top["seed"], shard_index=shard_index, shard_count=shard_count, **task.input
+        source=task.source,
+        seed=top["seed"],
+        shard_index=shard_index,
+        shard_count=shard_count,
+        **task.input,
     )
     try:
         split_batch(pipeline.batch_size, mesh)
@@ -161,7 +176,10 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         optimizer=optimizer,
         learning_rate=rate,
         step=calls["step"].make(
-            loss_fn=task.loss_fn, optimizer=optimizer, learning_rate=rate, replicas=axis_of(parallel)
+            loss_fn=task.loss_fn,
+            optimizer=optimizer,
+            learning_rate=rate,
+            replicas=axis_of(parallel),
         ),
         mesh=mesh,
         sharding=calls["sharding"].make(),
@@ -183,7 +201,9 @@ def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:
     except ValueError as error:
         raise plan.config.error("step.parallel", str(error)) from None
     if parallel == "jit" and "sync_replicas" in plan.calls:
-        raise plan.config.error("step.parallel", 'should be "shard_map": [sync_replicas] counts replicas, got "jit"')
+        raise plan.config.error(
+            "step.parallel", 'should be "shard_map": [sync_replicas] counts replicas, got "jit"'
+        )
 
 
 def _averages(plan: Plan) -> bool | list[str]:
@@ -193,7 +213,11 @@ def _averages(plan: Plan) -> bool | list[str]:
 
 
 def _straggler_timeout(plan: Plan) -> float | None:
-    return plan.calls["sync_replicas"].arguments["straggler_timeout"] or None if "sync_replicas" in plan.calls else None
+    return (
+        plan.calls["sync_replicas"].arguments["straggler_timeout"] or None
+        if "sync_replicas" in plan.calls
+        else None
+    )
 
 
 def _check_input(plan: Plan, task: Task) -> None:
@@ -219,7 +243,9 @@ def _listeners(plan: Plan) -> list[SaveListener]:
     listeners = [named(name, key, plan.config).function for name in names]
     for name, listener in zip(names, listeners, strict=True):
         if not (isinstance(listener, type) and issubclass(listener, SaveListener)):
-            raise plan.config.error(key, f"{name!r} is not a class of listeners, ftrain.hooks.SaveListener")
+            raise plan.config.error(
+                key, f"{name!r} is not a class of listeners, ftrain.hooks.SaveListener"
+            )
     return [call(key, listener, {}, plan.config).make() for listener in listeners]
 
 
@@ -228,7 +254,9 @@ def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
         return None
     evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=task.evaluate)
     if evaluator.use_averages and "averages" not in plan.calls["step"].arguments:
-        raise ConfigError(f"{plan.config.path}: evaluation.use_averages needs step.averages, a decay such as 0.999")
+        raise ConfigError(
+            f"{plan.config.path}: evaluation.use_averages needs step.averages, a decay such as 0.999"
+        )
     return evaluator
 
 

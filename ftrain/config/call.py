@@ -15,7 +15,11 @@ from ftrain.config.types import TIMING, as_positional, takes_trigger
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.training import at, every, first
 
-_ITS_OWN_WORDS = (ConfigError, DamagedRecordError, SpecError)  # errors that name what is wrong, and where
+_ITS_OWN_WORDS = (
+    ConfigError,
+    DamagedRecordError,
+    SpecError,
+)  # errors that name what is wrong, and where
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,9 @@ class Call:
 
     def make(self, **given: Any) -> Any:
         """Call the function; whatever it raises is a ConfigError."""
-        arguments = {name: _made(value) for name, value in self.arguments.items() if name not in self.beside}
+        arguments = {
+            name: _made(value) for name, value in self.arguments.items() if name not in self.beside
+        }
         try:
             timed = _join_timing(arguments) if takes_trigger(self.function) else arguments
             positional, named = as_positional(self.function, timed)
@@ -43,7 +49,9 @@ class Call:
         except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
             raise self._refused(" ".join(str(error).split())) from error
         except Exception as error:
-            raise self._refused(" ".join(f"fails: {type(error).__name__}: {error}".split())) from error
+            raise self._refused(
+                " ".join(f"fails: {type(error).__name__}: {error}".split())
+            ) from error
         if self.kind is not None and not self.kind.is_made(made):
             called = getattr(self.function, "__qualname__", self.name)
             raise self._refused(f"{called} should make {self.kind.noun}, it made {made!r:.60}")
@@ -130,7 +138,13 @@ def _made(value: Any) -> Any:
 def _calls_in(value: Any) -> list[Call]:
     if isinstance(value, Call):
         return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    inner = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return [found for each in inner for found in _calls_in(each)]
 
 
@@ -144,5 +158,7 @@ def _join_timing(arguments: Table) -> Table:
     ]
     triggers = [trigger for trigger in ways if trigger is not None]
     if len(triggers) > 1:
-        raise ValueError("says when in two ways: use every_steps and every_secs, or at_steps, or first_steps")
+        raise ValueError(
+            "says when in two ways: use every_steps and every_secs, or at_steps, or first_steps"
+        )
     return rest | {"when": triggers[0]} if triggers else rest

@@ -46,24 +46,32 @@ def call(
     return Call(key, function, arguments, config, kind, name, frozenset(beside or {}))
 
 
-def component(key: str, kind: Kind, table: Table, config: Config, *, given: frozenset[str] = frozenset()) -> Call:
+def component(
+    key: str, kind: Kind, table: Table, config: Config, *, given: frozenset[str] = frozenset()
+) -> Call:
     """A checked call of the function that a table names; `given` are arguments that the builder adds if they miss."""
     name = table.get("name")
     if not isinstance(name, str) or not name:
         known = ", ".join(kind.components())
         way_out = f"name one of {known}" if known else 'write name = "package.module:function"'
-        what = "is missing" if name is None else f"should be the name of a function, got {name!r:.60}"
+        what = (
+            "is missing" if name is None else f"should be the name of a function, got {name!r:.60}"
+        )
         raise config.error(f"{key}.name", f"{what}; {way_out}")
     function = resolve(kind, name, f"{key}.name", config)
     arguments = {name: value for name, value in table.items() if name != "name"}
-    return call(key, function, arguments, config, kind=kind, name=name, given=given - arguments.keys())
+    return call(
+        key, function, arguments, config, kind=kind, name=name, given=given - arguments.keys()
+    )
 
 
 def resolve(kind: Kind, name: str, key: str, config: Config) -> Callable[..., Any]:
     try:
         return kind.resolve(name)
     except LookupError as error:
-        raise config.error(key, str(error)) from error.__cause__  # what an import of the user's own raised, say
+        raise config.error(
+            key, str(error)
+        ) from error.__cause__  # what an import of the user's own raised, say
 
 
 def named(name: str, key: str, config: Config) -> Named:
@@ -75,7 +83,12 @@ def named(name: str, key: str, config: Config) -> Named:
 
 
 def check_table(
-    key: str, accepted: dict[str, Parameter], table: Table, config: Config, *, more: tuple[str, ...] = ()
+    key: str,
+    accepted: dict[str, Parameter],
+    table: Table,
+    config: Config,
+    *,
+    more: tuple[str, ...] = (),
 ) -> Table:
     """The arguments of a call: those in the table, checked, and the defaults of the others."""
     prefix = f"{key}." if key else ""
@@ -85,15 +98,24 @@ def check_table(
             raise config.error(prefix + name, f"unknown key{way_out}")
     for parameter in accepted.values():
         if parameter.required and parameter.name not in table:
-            raise config.error(prefix + parameter.name, f"is missing, and it has no default{_only_made(parameter)}")
-    checked = {name: _argument(prefix + name, accepted[name], value, config) for name, value in table.items()}
+            raise config.error(
+                prefix + parameter.name, f"is missing, and it has no default{_only_made(parameter)}"
+            )
+    checked = {
+        name: _argument(prefix + name, accepted[name], value, config)
+        for name, value in table.items()
+    }
     filled = _defaults(prefix, accepted, checked, config) | checked
-    return {name: filled[name] for name in accepted if name in filled}  # in the order of the signature
+    return {
+        name: filled[name] for name in accepted if name in filled
+    }  # in the order of the signature
 
 
 def _argument(key: str, parameter: Parameter, value: Any, config: Config) -> Any:
     default = parameter.default
-    if is_toml(default) and repr(as_toml(default)) == repr(value):  # it need not fit its own annotation: infinity, say
+    if is_toml(default) and repr(as_toml(default)) == repr(
+        value
+    ):  # it need not fit its own annotation: infinity, say
         return default
     if isinstance(value, dict) and "name" not in value and _is_record(parameter.form, default):
         return _fields(key, default, value, config)
@@ -109,7 +131,11 @@ def check(key: str, form: Form, value: Any, config: Config) -> Any:
         return named(function, key, config)
     if isinstance(value, list):
         arrays = [each for each in forms if isinstance(each, (Items, Row))]
-        return _first_fit(key, arrays, value, config) if arrays else _check_scalar(key, forms, value, config)
+        return (
+            _first_fit(key, arrays, value, config)
+            if arrays
+            else _check_scalar(key, forms, value, config)
+        )
     return _check_scalar(key, forms, value, config)
 
 
@@ -119,7 +145,9 @@ def _check_of_table(key: str, forms: tuple[Form, ...], value: Table, config: Con
     functions = [each for each in calls if each.role != "instance"]
     says_name = isinstance(value.get("name"), str)
     has_anything = Anything() in forms
-    if tables and (not says_name or any(_has_name(each) for each in tables) or not (functions or has_anything)):
+    if tables and (
+        not says_name or any(_has_name(each) for each in tables) or not (functions or has_anything)
+    ):
         return _first_fit(key, tables, value, config)
     if has_anything:
         return component(key, UNKNOWN, value, config) if says_name else value
@@ -139,10 +167,15 @@ def _first_fit(key: str, forms: list[Any], value: Any, config: Config) -> Any:
     raise complaints[0]
 
 
-def _check_inside(key: str, form: Items | Row | Record | Entries, value: Any, config: Config) -> Any:
+def _check_inside(
+    key: str, form: Items | Row | Record | Entries, value: Any, config: Config
+) -> Any:
     match form:
         case Items():
-            checked = [check(f"{key}.{number}", form.item, each, config) for number, each in enumerate(value)]
+            checked = [
+                check(f"{key}.{number}", form.item, each, config)
+                for number, each in enumerate(value)
+            ]
             try:
                 return form.container(checked)
             except TypeError as error:  # a set of what cannot be in one
@@ -150,10 +183,14 @@ def _check_inside(key: str, form: Items | Row | Record | Entries, value: Any, co
         case Row():
             if len(value) != len(form.items):
                 raise config.error(key, f"must have {len(form.items)} entries, got {value!r:.200}")
-            return tuple(check(f"{key}.{n}", each, value[n], config) for n, each in enumerate(form.items))
+            return tuple(
+                check(f"{key}.{n}", each, value[n], config) for n, each in enumerate(form.items)
+            )
         case Entries():
             return {
-                _entry_key(key, form, name, config): check(f"{key}.{name}", form.value, each, config)
+                _entry_key(key, form, name, config): check(
+                    f"{key}.{name}", form.value, each, config
+                )
                 for name, each in value.items()
             }
         case Record():
@@ -198,7 +235,11 @@ def _function_name(forms: tuple[Form, ...], value: str) -> str | None:
         return None
     takes_text = any(isinstance(form, (Text, Choice, Anything)) for form in forms)
     takes_text = takes_text or any(isinstance(form, Plain) and fits(form, value) for form in forms)
-    return value if ":" in value or ("." in value and not takes_text and not is_number(value)) else None
+    return (
+        value
+        if ":" in value or ("." in value and not takes_text and not is_number(value))
+        else None
+    )
 
 
 def _has_name(form: Record | Entries) -> bool:
@@ -215,7 +256,9 @@ def _is_record(form: Form, default: Any) -> bool:
     is_instance = dataclasses.is_dataclass(default) or hasattr(default, "_replace")
     if not is_instance or isinstance(default, type):
         return False
-    return any(isinstance(each, Record) and isinstance(default, each.cls) for each in alternatives(form))
+    return any(
+        isinstance(each, Record) and isinstance(default, each.cls) for each in alternatives(form)
+    )
 
 
 def _fields(key: str, default: Any, table: Table, config: Config) -> Call:
@@ -223,7 +266,9 @@ def _fields(key: str, default: Any, table: Table, config: Config) -> Call:
 
     def replace(**fields: Any) -> Any:
         is_dataclass = dataclasses.is_dataclass(default)
-        return dataclasses.replace(default, **fields) if is_dataclass else default._replace(**fields)
+        return (
+            dataclasses.replace(default, **fields) if is_dataclass else default._replace(**fields)
+        )
 
     accepted = {
         name: dataclasses.replace(each, default=getattr(default, name, each.default))
@@ -251,5 +296,7 @@ def _defaults(prefix: str, accepted: dict[str, Parameter], chosen: Table, config
             found[name] = parameter.default
         elif _is_record(parameter.form, parameter.default):
             with contextlib.suppress(ConfigError):  # of a default that no table can make again
-                found[name] = Default(parameter.default, _fields(prefix + name, parameter.default, {}, config))
+                found[name] = Default(
+                    parameter.default, _fields(prefix + name, parameter.default, {}, config)
+                )
     return found

@@ -155,7 +155,11 @@ def is_sayable(form: Form) -> bool:
 def show_type(annotation: Any) -> str:
     """An annotation as an error message shows it."""
     if inspect.isclass(annotation) and typing.get_origin(annotation) is None:
-        return annotation.__qualname__ if annotation.__module__ == "builtins" else _full_name(annotation)
+        return (
+            annotation.__qualname__
+            if annotation.__module__ == "builtins"
+            else _full_name(annotation)
+        )
     return str(annotation).replace("typing.", "").replace("collections.abc.", "")
 
 
@@ -175,7 +179,10 @@ def _form_of_member(member: Any) -> Form:
     if origin is np.dtype:
         return Text("the name of a dtype", jnp.dtype)
     if origin in _TABLES:
-        return Entries(_key_maker(arguments[0] if arguments else str), form_of(arguments[1] if arguments else Any))
+        return Entries(
+            _key_maker(arguments[0] if arguments else str),
+            form_of(arguments[1] if arguments else Any),
+        )
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
         return Row(tuple(map(form_of, arguments)))
     container = next((made for kind, made in _CONTAINERS.items() if kind is origin), None)
@@ -220,7 +227,12 @@ def _bare(annotation: Any) -> Any:
     """An annotation without what only qualifies it: Annotated, NewType, InitVar, Final, a type alias."""
     if isinstance(annotation, dataclasses.InitVar):
         return _bare(annotation.type)
-    if typing.get_origin(annotation) in (Annotated, typing.Final, typing.Required, typing.NotRequired):
+    if typing.get_origin(annotation) in (
+        Annotated,
+        typing.Final,
+        typing.Required,
+        typing.NotRequired,
+    ):
         return _bare(typing.get_args(annotation)[0])
     for attribute in ("__supertype__", "__value__"):  # of a NewType, and of `type X = ...`
         if not inspect.isclass(annotation) and hasattr(annotation, attribute):

@@ -29,7 +29,9 @@ class Kind:
     makes: Any  # the annotation of what they return
     is_made: Callable[[Any], bool]  # whether a value is one
     takes_functions: bool = False  # whether an argument may be a function, which a config names
-    hidden: frozenset[str] = frozenset()  # what cannot be named, because a config says it in another way
+    hidden: frozenset[str] = (
+        frozenset()
+    )  # what cannot be named, because a config says it in another way
     more: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # of other rooms
     adapt: Callable[[Any], Any] = lambda made: made  # what becomes of a value that is nearly one
 
@@ -49,12 +51,18 @@ class Kind:
         if not inspect.isfunction(value):
             return False
         returned = returned_type(value)
-        is_subclass = inspect.isclass(self.makes) and inspect.isclass(returned) and issubclass(returned, self.makes)
+        is_subclass = (
+            inspect.isclass(self.makes)
+            and inspect.isclass(returned)
+            and issubclass(returned, self.makes)
+        )
         return is_subclass or returned == self.makes
 
     def _is_sayable(self, function: Callable[..., Any]) -> bool:
         needed = [parameter for parameter in parameters(function).values() if parameter.required]
-        return all(each.is_sayable or (self.takes_functions and each.takes_function) for each in needed)
+        return all(
+            each.is_sayable or (self.takes_functions and each.takes_function) for each in needed
+        )
 
     def resolve(self, name: str) -> Callable[..., Any]:
         """The function called `name`: "adam" in the room, "optax.adamw" by its module, "package.module:name"."""
@@ -64,7 +72,9 @@ class Kind:
             raise LookupError(f"{name!r} is not a full name; write package.module:name")
         found = self.components().get(name)
         if found is None:
-            raise LookupError(f"there is no {name!r} in {self.room.__name__}{suggest(name, self.components())}")
+            raise LookupError(
+                f"there is no {name!r} in {self.room.__name__}{suggest(name, self.components())}"
+            )
         return found
 
 
@@ -76,7 +86,9 @@ OPTIMIZER = Kind(
     lambda made: isinstance(made, optax.GradientTransformation),
     hidden=frozenset({"sync_replicas"}),  # it has a table
     more={"guard": gradients.guard, "loss_scaling": gradients.loss_scaling},
-    adapt=lambda made: made.gradient_transformation() if isinstance(made, optax.MultiSteps) else made,
+    adapt=lambda made: (
+        made.gradient_transformation() if isinstance(made, optax.MultiSteps) else made
+    ),
 )
 HOOK = Kind(
     hooks,
@@ -90,7 +102,12 @@ HOOK = Kind(
 SCHEDULE = Kind(schedules, "a schedule, a function of the step", schedules.Schedule, callable)
 FUNCTION = Kind(schedules, "a function", schedules.Schedule, callable)
 UNKNOWN = Kind(  # for an argument without an annotation
-    schedules, "a value", schedules.Schedule, lambda made: True, more=OPTIMIZER.components(), adapt=OPTIMIZER.adapt
+    schedules,
+    "a value",
+    schedules.Schedule,
+    lambda made: True,
+    more=OPTIMIZER.components(),
+    adapt=OPTIMIZER.adapt,
 )
 
 
@@ -133,9 +150,13 @@ def find(name: str) -> Callable[..., Any]:
         except AttributeError:
             near = difflib.get_close_matches(part, dir(found), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise LookupError(f"{name!r} is missing: {module} has no function {attribute}{hint}") from None
+            raise LookupError(
+                f"{name!r} is missing: {module} has no function {attribute}{hint}"
+            ) from None
         except Exception as error:  # of a module that imports some of its names late
-            raise LookupError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
+            raise LookupError(
+                f"{name!r} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
     if not callable(found):
         raise LookupError(f"{name!r} is no function or class, it is {found!r:.60}")
     return found
@@ -145,7 +166,9 @@ def _with_signature(function: Callable[..., Any], name: str) -> Callable[..., An
     try:
         inspect.signature(function)
     except (ValueError, TypeError):  # some built-in functions have none
-        message = f"{name!r} cannot be used: it does not tell its arguments, so they cannot be checked"
+        message = (
+            f"{name!r} cannot be used: it does not tell its arguments, so they cannot be checked"
+        )
         raise LookupError(message) from None
     return function
 

@@ -33,4 +33,8 @@ def _signature(number: str) -> str:
     except OSError:
         return ""
     started, state = fields[19], fields[0]  # of the 22 that begin with the number and the name
-    return f"launcher {number} {started} {socket.gethostname()}" if number.isdecimal() and state not in "ZX" else ""
+    return (
+        f"launcher {number} {started} {socket.gethostname()}"
+        if number.isdecimal() and state not in "ZX"
+        else ""
+    )

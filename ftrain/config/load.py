@@ -28,7 +28,9 @@ class Config:
     def origin(self, key: str) -> str:
         """Where the value of a dotted key was written."""
         inside = any(f"{key}.".startswith(f"{set_}.") for set_ in self.overridden)
-        around = key not in self.tables and any(set_.startswith(f"{key}.") for set_ in self.overridden)
+        around = key not in self.tables and any(
+            set_.startswith(f"{key}.") for set_ in self.overridden
+        )
         return "command line" if inside or around else str(self.path)
 
     def error(self, key: str, message: str) -> ConfigError:
@@ -50,7 +52,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     for key, value in parsed:
         _set(values, key, value)
     overridden = frozenset(key for key, _ in parsed)
-    return Config(file, values, overridden, tables, None if "run.directory" in overridden else notice)
+    return Config(
+        file, values, overridden, tables, None if "run.directory" in overridden else notice
+    )
 
 
 def config_file(path: Path) -> Path:
@@ -105,7 +109,9 @@ def _parse_override(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")):
-        raise ConfigError(f"command line: {override!r} is not an override; write key=value, for instance seed=1")
+        raise ConfigError(
+            f"command line: {override!r} is not an override; write key=value, for instance seed=1"
+        )
     return key, _parse_value(text)
 
 
@@ -123,10 +129,16 @@ def _set(values: Table, key: str, value: Any) -> None:
     *tables, last = key.split(".")
     place: Any = values
     for depth, name in enumerate(tables):
-        place = place[_index(place, name, tables[:depth])] if isinstance(place, list) else place.setdefault(name, {})
+        place = (
+            place[_index(place, name, tables[:depth])]
+            if isinstance(place, list)
+            else place.setdefault(name, {})
+        )
         if not isinstance(place, (dict, list)):
             table = ".".join(tables[: depth + 1])
-            raise ConfigError(f"command line: {key}: {table} is the value {place!r}, not a table with keys")
+            raise ConfigError(
+                f"command line: {key}: {table} is the value {place!r}, not a table with keys"
+            )
     if isinstance(place, list):
         place[_index(place, last, tables)] = value
     else:
@@ -142,5 +154,7 @@ def _index(array: list[Any], name: str, tables: list[str]) -> int:
 
 
 def _neighbours(path: Path) -> str:
-    near = sorted(str(found) for found in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    near = (
+        sorted(str(found) for found in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    )
     return f"; there are {', '.join(near[:5])}" if near else ""

@@ -31,7 +31,9 @@ class Section:
     function: Callable[..., Any]
     given: frozenset[str] = frozenset()
     optional: bool = False
-    beside: Callable[..., Any] | None = None  # its arguments are keys of the table too, for the builder
+    beside: Callable[..., Any] | None = (
+        None  # its arguments are keys of the table too, for the builder
+    )
 
     def more(self) -> dict[str, Parameter]:
         return {} if self.beside is None else parameters(self.beside)
@@ -57,11 +59,15 @@ def _waiting(straggler_timeout: float = 0.0) -> None:
     """Seconds that a step waits for the input of a process, in the table `sync_replicas`; 0 for as long as it takes."""
 
 
-def _calls(fuse: Fuse = "auto", parallel: Parallel = "jit", averages_of: Sequence[str] | None = None) -> None:
+def _calls(
+    fuse: Fuse = "auto", parallel: Parallel = "jit", averages_of: Sequence[str] | None = None
+) -> None:
     """How steps are called, in the table `step`, and patterns for the parameters that it keeps averages of."""
 
 
-INPUT = frozenset({"buckets", "pad", "transform"})  # what a task gives to its pipeline: a config cannot say it
+INPUT = frozenset(
+    {"buckets", "pad", "transform"}
+)  # what a task gives to its pipeline: a config cannot say it
 _STEP = frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate", "replicas"})
 _PIPELINE = INPUT | {"source", "seed", "shard_index", "shard_count"}
 TOP = Section(_top)
@@ -71,11 +77,15 @@ SECTIONS = {
     "step": Section(make_step, _STEP, beside=_calls),
     "guard": Section(guard, frozenset({"optimizer"}), optional=True),
     "loss_scaling": Section(loss_scaling, frozenset({"optimizer"}), optional=True),
-    "sync_replicas": Section(sync_replicas, frozenset({"optimizer"}), optional=True, beside=_waiting),
+    "sync_replicas": Section(
+        sync_replicas, frozenset({"optimizer"}), optional=True, beside=_waiting
+    ),
     "mesh": Section(make_mesh),
     "sharding": Section(Sharding),
     "cluster": Section(_cluster),
-    "checkpoint": Section(CheckpointSaver, frozenset({"directory", "listeners"}), beside=_listening),
+    "checkpoint": Section(
+        CheckpointSaver, frozenset({"directory", "listeners"}), beside=_listening
+    ),
     "summary": Section(SummarySaver, frozenset({"directory"})),
     "log": Section(Logging, frozenset({"write"})),
     "evaluation": Section(Evaluator, frozenset({"evaluate"})),
@@ -104,11 +114,15 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """Check a whole config against the signatures of the functions it calls."""
-    tables = {name: value for name, value in config.values.items() if name in SECTIONS or name in NAMED}
+    tables = {
+        name: value for name, value in config.values.items() if name in SECTIONS or name in NAMED
+    }
     for name, value in tables.items():
         if not isinstance(value, dict):
             raise config.error(name, f"should be a table, [{name}], got {value!r}")
-    rest = {name: value for name, value in config.values.items() if name not in tables and name != HOOKS}
+    rest = {
+        name: value for name, value in config.values.items() if name not in tables and name != HOOKS
+    }
     top = _check_top(config, rest)
     task = resolve(TASK, top["task"], "task", config)
     calls = {
@@ -119,7 +133,9 @@ def plan(config: Config) -> Plan:
         if section.optional and name not in tables:
             continue
         table = tables.get(name, {})
-        calls[name] = call(name, section.function, table, config, given=section.given, beside=section.more())
+        calls[name] = call(
+            name, section.function, table, config, given=section.given, beside=section.more()
+        )
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
     _check("run.directory", local_path, calls["run"].arguments["directory"], config)
@@ -127,7 +143,9 @@ def plan(config: Config) -> Plan:
     for key, least in (("connect_timeout", 1.0), ("hang_timeout", 0.0)):
         seconds = calls["cluster"].arguments[key]
         if not least <= seconds < 1e6:
-            raise config.error(f"cluster.{key}", f"should be seconds from {least:g} on, got {seconds:g}")
+            raise config.error(
+                f"cluster.{key}", f"should be seconds from {least:g} on, got {seconds:g}"
+            )
     _check("run.recoveries", check_recoveries, calls["run"].arguments["recoveries"], config)
     return Plan(config, top, calls, _hooks(config))
 
@@ -145,7 +163,9 @@ def _hooks(config: Config) -> list[Call]:
         raise config.error(HOOKS, f"should be tables, [[{HOOKS}]], got {tables!r}")
     for number, table in enumerate(tables):
         if isinstance(table.get("name"), str) and table["name"] in TABLED:
-            raise config.error(f"{HOOKS}.{number}.name", f"{table['name']} has a table: [{TABLED[table['name']]}]")
+            raise config.error(
+                f"{HOOKS}.{number}.name", f"{table['name']} has a table: [{TABLED[table['name']]}]"
+            )
     return [
         component(f"{HOOKS}.{number}", HOOK, table, config, given=frozenset({"directory"}))
         for number, table in enumerate(tables)

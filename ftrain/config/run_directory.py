@@ -17,7 +17,14 @@ from ftrain.storage import exists, is_transient, list_names, retry
 
 CONFIG = "config.toml"
 LOCK = "run.lock"
-_NEUTRAL = ("run.directory", "data.threads", "data.workers", "mesh.", "sharding.", "cluster.")  # how, and not what
+_NEUTRAL = (
+    "run.directory",
+    "data.threads",
+    "data.workers",
+    "mesh.",
+    "sharding.",
+    "cluster.",
+)  # how, and not what
 
 
 def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> IO[str]:
@@ -122,7 +129,9 @@ def flatten(table: Table, prefix: str = "") -> dict[str, Any]:
         inner = value
         if isinstance(value, list) and any(isinstance(each, (dict, list)) for each in value):
             inner = {str(number): each for number, each in enumerate(value)}
-        flat |= flatten(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {prefix + key: value}
+        flat |= (
+            flatten(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {prefix + key: value}
+        )
     return flat
 
 

@@ -5,7 +5,18 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ftrain.config.forms import Choice, Entries, Form, Items, Made, Plain, Record, Row, Text, show_type
+from ftrain.config.forms import (
+    Choice,
+    Entries,
+    Form,
+    Items,
+    Made,
+    Plain,
+    Record,
+    Row,
+    Text,
+    show_type,
+)
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -69,7 +80,9 @@ def way_out(form: Any) -> str:
     """How a config says what only a call can make, as the end of a sentence."""
     if form.role == "function":
         return ""
-    name = {"optimizer": "adam", "schedule": "cosine_decay"}.get(form.role, "package.module:function")
+    name = {"optimizer": "adam", "schedule": "cosine_decay"}.get(
+        form.role, "package.module:function"
+    )
     return f'; write a table that calls what makes it, {{ name = "{name}", ... }}'
 
 

@@ -6,7 +6,19 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ftrain.config.call import as_toml, is_toml
-from ftrain.config.forms import Anything, Choice, Entries, Form, Items, Made, OneOf, Plain, Record, Row, Text
+from ftrain.config.forms import (
+    Anything,
+    Choice,
+    Entries,
+    Form,
+    Items,
+    Made,
+    OneOf,
+    Plain,
+    Record,
+    Row,
+    Text,
+)
 from ftrain.config.kinds import HOOK, OPTIMIZER, SCHEDULE, TASK, Kind
 from ftrain.config.plan import HOOKS, SECTIONS, TOP
 from ftrain.config.types import Parameter, parameters
@@ -22,8 +34,12 @@ def json_schema(task: str | None = None) -> Schema:
     """
     tasks = TASK.components() | ({} if task is None else {task: TASK.resolve(task)})
     definitions = _Definitions()
-    properties = {name: definitions.property(each) for name, each in parameters(TOP.function).items()}
-    properties["task"] = {"anyOf": [{"enum": list(tasks)}, {"type": "string", "pattern": OTHER_NAMES}]}
+    properties = {
+        name: definitions.property(each) for name, each in parameters(TOP.function).items()
+    }
+    properties["task"] = {
+        "anyOf": [{"enum": list(tasks)}, {"type": "string", "pattern": OTHER_NAMES}]
+    }
     for name, section in SECTIONS.items():
         properties[name] = definitions.table(section.function, section.given, beside=section.more())
     properties["model"] = {"type": "object"}  # its keys depend on the task
@@ -53,7 +69,10 @@ class _Definitions:
 
     def component(self, kind: Kind, given: frozenset[str] = frozenset()) -> Schema:
         """Any component of a kind; arguments that may be `given` by the builder can be said, but need not."""
-        known = [self.table(function, name=name, optional=given) for name, function in kind.components().items()]
+        known = [
+            self.table(function, name=name, optional=given)
+            for name, function in kind.components().items()
+        ]
         return {"anyOf": [*known, _OTHER]}
 
     def table(
@@ -66,7 +85,9 @@ class _Definitions:
         optional: frozenset[str] = frozenset(),
     ) -> Schema:
         accepted = parameters(function, given) | (beside or {})
-        required = [each.name for each in accepted.values() if each.required and each.name not in optional]
+        required = [
+            each.name for each in accepted.values() if each.required and each.name not in optional
+        ]
         properties = {each.name: self.property(each) for each in accepted.values()}
         if name is not None:
             properties, required = {"name": {"const": name}} | properties, ["name", *required]
@@ -81,7 +102,11 @@ class _Definitions:
     def property(self, parameter: Parameter) -> Schema:
         schema = self._form(parameter.form)
         default = as_toml(parameter.default) if is_toml(parameter.default) else None
-        return schema | {"default": default} if isinstance(default, (bool, int, float, str)) else schema
+        return (
+            schema | {"default": default}
+            if isinstance(default, (bool, int, float, str))
+            else schema
+        )
 
     def _form(self, form: Form) -> Schema:
         match form:
@@ -130,7 +155,9 @@ def _made(form: Made) -> Schema:
         case "optimizer":
             return {"$ref": "#/$defs/optimizer"}
         case "schedule":
-            return {"anyOf": [{"$ref": "#/$defs/schedule"}, {"type": "string", "pattern": OTHER_NAMES}]}
+            return {
+                "anyOf": [{"$ref": "#/$defs/schedule"}, {"type": "string", "pattern": OTHER_NAMES}]
+            }
         case "function":
             return {"anyOf": [{"type": "string", "pattern": OTHER_NAMES}, _OTHER]}
         case "instance":

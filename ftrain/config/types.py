@@ -45,7 +45,9 @@ class Parameter:
         return any(isinstance(form, Made) and form.is_function for form in alternatives(self.form))
 
 
-def parameters(function: Callable[..., Any], given: frozenset[str] = frozenset()) -> dict[str, Parameter]:
+def parameters(
+    function: Callable[..., Any], given: frozenset[str] = frozenset()
+) -> dict[str, Parameter]:
     """The arguments of `function` that a config may set by keyword: all but those `given` by the builder.
 
     `*args` with an annotation is one of them, an array: `optax.chain` takes `args = [...]`.
@@ -72,14 +74,20 @@ def _entries(cls: Any) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for name, hint in _class_hints(cls, include_extras=True).items():
         origin = typing.get_origin(hint)
-        is_optional = origin is typing.NotRequired or (origin is not typing.Required and name in cls.__optional_keys__)
+        is_optional = origin is typing.NotRequired or (
+            origin is not typing.Required and name in cls.__optional_keys__
+        )
         found[name] = Parameter(name, hint, None if is_optional else _MISSING)
     return found
 
 
-def as_positional(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def as_positional(
+    function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """Arguments as `function` takes them; if `*args` are given, what stands before them goes by position."""
-    signature = [] if typing.is_typeddict(function) else inspect.signature(function).parameters.values()
+    signature = (
+        [] if typing.is_typeddict(function) else inspect.signature(function).parameters.values()
+    )
     various = next((each.name for each in signature if each.kind is each.VAR_POSITIONAL), None)
     if various is None or various not in arguments:
         return [], dict(arguments)
@@ -107,7 +115,11 @@ def _spell(trigger: Any) -> dict[str, Any]:
 
 def _default(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """The default of an argument; of a dataclass's field, what its factory makes."""
-    field = getattr(function, "__dataclass_fields__", {}).get(parameter.name) if inspect.isclass(function) else None
+    field = (
+        getattr(function, "__dataclass_fields__", {}).get(parameter.name)
+        if inspect.isclass(function)
+        else None
+    )
     factory = getattr(field, "default_factory", None)
     if not callable(factory) or parameter.default is _MISSING:
         return parameter.default
@@ -133,7 +145,9 @@ def _class_hints(cls: type, *, include_extras: bool = False) -> dict[str, Any]:
         module = sys.modules.get(base.__module__)
         names = {} if module is None else vars(module)
         hints |= _look_up(
-            inspect.get_annotations(base), {**names, cls.__name__: cls, base.__name__: base}, include_extras
+            inspect.get_annotations(base),
+            {**names, cls.__name__: cls, base.__name__: base},
+            include_extras,
         )
     return hints
 
@@ -145,7 +159,9 @@ def _resolved(target: Any) -> dict[str, Any]:
         return _look_up(getattr(target, "__annotations__", {}), getattr(target, "__globals__", {}))
 
 
-def _look_up(written: Mapping[str, Any], names: Mapping[str, Any], include_extras: bool = False) -> dict[str, Any]:
+def _look_up(
+    written: Mapping[str, Any], names: Mapping[str, Any], include_extras: bool = False
+) -> dict[str, Any]:
     """The annotations that can be resolved, each by itself: one may be known to a type checker alone."""
     hints: dict[str, Any] = {}
     for name, hint in written.items():

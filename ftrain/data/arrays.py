@@ -24,7 +24,9 @@ class ArraySource:
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         if not isinstance(arrays, Mapping):
-            raise TypeError(f"an ArraySource takes arrays by name, {{'x': array}}, got {type(arrays).__name__}")
+            raise TypeError(
+                f"an ArraySource takes arrays by name, {{'x': array}}, got {type(arrays).__name__}"
+            )
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._files: Files | None = None
         self._limit = MAX_UNPACKED_BYTES
@@ -46,7 +48,9 @@ class ArraySource:
         array of it that takes more than `max_unpacked_bytes` (4 GiB by default) is refused.
         """
         found = (
-            {name: absolute(path) for name, path in files.items()} if isinstance(files, Mapping) else absolute(files)
+            {name: absolute(path) for name, path in files.items()}
+            if isinstance(files, Mapping)
+            else absolute(files)
         )
         source = cls(_map_files(found, max_unpacked_bytes))
         source._files, source._marks, source._limit = found, _marks(found), max_unpacked_bytes
@@ -60,7 +64,9 @@ class ArraySource:
 
     def read(self, indices: np.ndarray) -> Batch:
         for path, size in self._marks:
-            if os.stat(path).st_size != size:  # to touch what a mapped file has lost kills the process
+            if (
+                os.stat(path).st_size != size
+            ):  # to touch what a mapped file has lost kills the process
                 raise ValueError(f"{path} was changed while in use; open it again")
         rows = {}
         for name, array in self.arrays.items():
@@ -105,10 +111,15 @@ def _map_npz(path: Path, limit: int) -> dict[str, np.ndarray]:
         archive = zipfile.ZipFile(path)
     with archive:
         members = archive.infolist()
-        return {info.filename.removesuffix(".npy"): _map_member(archive, info, path, limit) for info in members}
+        return {
+            info.filename.removesuffix(".npy"): _map_member(archive, info, path, limit)
+            for info in members
+        }
 
 
-def _map_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, limit: int) -> np.ndarray:
+def _map_member(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, limit: int
+) -> np.ndarray:
     with as_value_error(f"{path}: array {info.filename} cannot be read"):
         check_compression(info)
         with archive.open(info) as member:
@@ -117,14 +128,23 @@ def _map_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, lim
         if header.dtype.hasobject:
             raise ValueError("it holds Python objects")
         if header.bytes > info.file_size - begin:
-            raise ValueError(f"its shape {header.shape} takes {header.bytes} bytes, and there are fewer")
+            raise ValueError(
+                f"its shape {header.shape} takes {header.bytes} bytes, and there are fewer"
+            )
         if info.compress_type == zipfile.ZIP_STORED:
             offset = _data_offset(path, info) + begin
-            return np.memmap(path, header.dtype, "r", offset, header.shape, "F" if header.is_fortran else "C")
+            return np.memmap(
+                path, header.dtype, "r", offset, header.shape, "F" if header.is_fortran else "C"
+            )
         if header.bytes > limit:
             raise ValueError(f"it takes {header.bytes} bytes, more than max_unpacked_bytes={limit}")
-        if info.compress_type == zipfile.ZIP_DEFLATED and header.bytes > _SMALL + _DEFLATED * info.compress_size:
-            raise ValueError(f"it takes {header.bytes} bytes, more than its {info.compress_size} can hold")
+        if (
+            info.compress_type == zipfile.ZIP_DEFLATED
+            and header.bytes > _SMALL + _DEFLATED * info.compress_size
+        ):
+            raise ValueError(
+                f"it takes {header.bytes} bytes, more than its {info.compress_size} can hold"
+            )
         with archive.open(info) as member:
             return np.lib.format.read_array(member)
 
@@ -134,4 +154,9 @@ def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
     with open(path, "rb") as file:
         file.seek(info.header_offset)
         header = file.read(30)
-    return info.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    return (
+        info.header_offset
+        + 30
+        + int.from_bytes(header[26:28], "little")
+        + int.from_bytes(header[28:30], "little")
+    )

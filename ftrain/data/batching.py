@@ -37,7 +37,9 @@ class Batching(Protocol):
 class Consecutive:
     """Batches of one size cut from the stream of epochs, without a gap between two of them."""
 
-    def __init__(self, source: Source, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last):
+    def __init__(
+        self, source: Source, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last
+    ):
         self._size = size
         self._total = None if epochs is None else epochs * len(source)
         self._ordering = Ordering(source, seed, shuffle, size)
@@ -51,7 +53,9 @@ class Consecutive:
 
     def indices(self, step: int, count: int) -> np.ndarray:
         stop = (step + count) * self._size
-        return self._ordering.indices(step * self._size, stop if self._total is None else min(stop, self._total))
+        return self._ordering.indices(
+            step * self._size, stop if self._total is None else min(stop, self._total)
+        )
 
     def length(self, step: int) -> int | None:
         return None
@@ -81,7 +85,9 @@ class Buckets:
         if not bounds or bounds != sorted(set(bounds)) or bounds[0] < 1:
             raise ValueError(f"boundaries must be increasing and >= 1, got {bounds}")
         if self.batch_sizes is not None and len(self.batch_sizes) != len(bounds):
-            raise ValueError(f"there are {len(bounds)} buckets, but {len(self.batch_sizes)} batch_sizes")
+            raise ValueError(
+                f"there are {len(bounds)} buckets, but {len(self.batch_sizes)} batch_sizes"
+            )
         if self.batch_sizes is not None and min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be >= 1, got {list(self.batch_sizes)}")
         if self.longer not in ("raise", "drop"):
@@ -108,9 +114,13 @@ class Bucketed:
 
     is_uniform = False
 
-    def __init__(self, buckets: Buckets, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last):
+    def __init__(
+        self, buckets: Buckets, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last
+    ):
         self._members, self._bounds = buckets.members(), list(buckets.boundaries)
-        self._sizes = [size] * len(self._bounds) if buckets.batch_sizes is None else list(buckets.batch_sizes)
+        self._sizes = (
+            [size] * len(self._bounds) if buckets.batch_sizes is None else list(buckets.batch_sizes)
+        )
         self._counts = [len(members) for members in self._members]
         if not any(self._counts):
             raise ValueError(f"no example is in a bucket; boundaries are {self._bounds}")
@@ -141,13 +151,17 @@ class Bucketed:
 
     def _place(self, step: int) -> tuple[int, int, int]:
         """The bucket that a step's batch is taken from, and where in the bucket's stream."""
-        if self.steps is not None and step >= self.steps - len(self._kept):  # the last ones, which are not full
+        if self.steps is not None and step >= self.steps - len(
+            self._kept
+        ):  # the last ones, which are not full
             bucket = self._kept[step - self.steps + len(self._kept)]
             stop = self._counts[bucket] * (self._epochs or 0)
             return bucket, stop - self._left_over(bucket), stop
         epoch = self._epoch(step)
         firsts = self._batches(epoch)
-        ends = np.cumsum([after - first for first, after in zip(firsts, self._batches(epoch + 1), strict=True)])
+        ends = np.cumsum(
+            [after - first for first, after in zip(firsts, self._batches(epoch + 1), strict=True)]
+        )
         number = step - self._before(epoch)
         if self._shuffle:
             number = int(permute(np.array([number]), int(ends[-1]), (self._seed, epoch))[0])
@@ -171,7 +185,9 @@ class Bucketed:
 
     def _batches(self, epoch: int) -> list[int]:
         """How many each bucket has filled before an epoch."""
-        return [epoch * count // size for count, size in zip(self._counts, self._sizes, strict=True)]
+        return [
+            epoch * count // size for count, size in zip(self._counts, self._sizes, strict=True)
+        ]
 
     def _left_over(self, bucket: int) -> int:
         return (self._epochs or 0) * self._counts[bucket] % self._sizes[bucket]
@@ -201,8 +217,12 @@ def example_lengths(source: Source, feature: str, *, chunk: int = 1024) -> np.nd
     for at in range(0, len(source), chunk):
         rows = source.read(np.arange(at, min(at + chunk, len(source))))
         if feature not in rows:
-            raise ValueError(f"there is no feature {feature} to measure; there are {', '.join(rows)}")
+            raise ValueError(
+                f"there is no feature {feature} to measure; there are {', '.join(rows)}"
+            )
         if np.ndim(rows[feature]) == 1 and not rows[feature].dtype.hasobject:
-            raise ValueError(f"feature {feature} has no length: it holds single values, such as {rows[feature][0]!r}")
+            raise ValueError(
+                f"feature {feature} has no length: it holds single values, such as {rows[feature][0]!r}"
+            )
         lengths[at : at + chunk] = [len(row) for row in rows[feature]]
     return lengths

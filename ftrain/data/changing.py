@@ -62,7 +62,10 @@ class FilterSource:
     @functools.cached_property
     def kept(self) -> np.ndarray:
         """The indices, in the source, of the examples that are kept."""
-        chunks = (np.arange(at, min(at + _CHUNK, len(self.source))) for at in range(0, len(self.source), _CHUNK))
+        chunks = (
+            np.arange(at, min(at + _CHUNK, len(self.source)))
+            for at in range(0, len(self.source), _CHUNK)
+        )
         return np.concatenate([np.empty(0, np.int64), *map(self._kept_of, chunks)])
 
     def __len__(self) -> int:
@@ -96,11 +99,15 @@ def join(examples: list[Example], maker: str) -> Batch:
     """A batch of examples; features of unequal shapes become arrays of objects."""
     for example in examples:
         if not isinstance(example, Mapping):
-            raise TypeError(f"{maker} should answer with a dict of values, got {type(example).__name__}")
+            raise TypeError(
+                f"{maker} should answer with a dict of values, got {type(example).__name__}"
+            )
     names = examples[0].keys() if examples else ()
     for example in itertools.islice(examples, 1, None):
         if example.keys() != names:
-            raise ValueError(f"{maker} gave an example with {', '.join(example)}; the first had {', '.join(names)}")
+            raise ValueError(
+                f"{maker} gave an example with {', '.join(example)}; the first had {', '.join(names)}"
+            )
     batch = {name: to_rows([example[name] for example in examples]) for name in names}
     for name, column in batch.items():
         if column.dtype.hasobject:
@@ -110,10 +117,14 @@ def join(examples: list[Example], maker: str) -> Batch:
 
 def _check_dtypes(name: str, column: np.ndarray, maker: str) -> None:
     """Numbers of several dtypes would become what those that they are read with are."""
-    arrays = [value for value in column if isinstance(value, np.ndarray) and value.size]  # an empty one says nothing
+    arrays = [
+        value for value in column if isinstance(value, np.ndarray) and value.size
+    ]  # an empty one says nothing
     dtypes = {array.dtype for array in arrays if array.dtype.kind in "biufc"}
     if len(dtypes) > 1:
-        raise ValueError(f"{maker} gave {name} as {' and as '.join(sorted(map(str, dtypes)))}; make it one of them")
+        raise ValueError(
+            f"{maker} gave {name} as {' and as '.join(sorted(map(str, dtypes)))}; make it one of them"
+        )
 
 
 def name_of(function: Callable[..., Any]) -> str:

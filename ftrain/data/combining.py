@@ -49,7 +49,9 @@ class ConcatSource:
         if len(batches) == 1:
             return batches[0]
         self._check_alike(chosen, batches)
-        back = np.argsort(np.concatenate(rows))  # from the order of the parts to that of the indices
+        back = np.argsort(
+            np.concatenate(rows)
+        )  # from the order of the parts to that of the indices
         return {name: _join([batch[name] for batch in batches])[back] for name in batches[0]}
 
     def _check_parts(self) -> None:
@@ -61,7 +63,9 @@ class ConcatSource:
         for part, other in zip(chosen[1:], batches[1:], strict=True):
             for name in first.keys() | other.keys():
                 found, wanted = _form(other, name), _form(first, name)
-                dtypes = {form.partition("[")[0] for form in (found, wanted)}  # shapes may differ, to be padded
+                dtypes = {
+                    form.partition("[")[0] for form in (found, wanted)
+                }  # shapes may differ, to be padded
                 if len(dtypes) > 1 and ("nothing" in dtypes or "objects" not in dtypes):
                     raise ValueError(
                         f"{describe(self.sources[part])} has {name} as {found}, "
@@ -100,7 +104,9 @@ class MixSource(ConcatSource):
         for part in np.unique(parts).tolist():
             inside = parts == part
             own_seed = int(np.random.SeedSequence((seed, part)).generate_state(1)[0])
-            indices[inside] = order_of(self.sources[part], own[inside], own_seed, shuffle) + self._starts[part]
+            indices[inside] = (
+                order_of(self.sources[part], own[inside], own_seed, shuffle) + self._starts[part]
+            )
         return indices
 
     def _check_parts(self) -> None:
@@ -147,6 +153,9 @@ def _form(batch: Batch, name: str) -> str:
 
 
 def _join(arrays: list[np.ndarray]) -> np.ndarray:
-    if any(array.dtype.hasobject for array in arrays) or len({array.shape[1:] for array in arrays}) > 1:
+    if (
+        any(array.dtype.hasobject for array in arrays)
+        or len({array.shape[1:] for array in arrays}) > 1
+    ):
         return settle(as_objects([value for array in arrays for value in array]))
     return np.concatenate(arrays)

@@ -36,5 +36,7 @@ class GrainSource:
     def _element(self, index: int) -> dict[str, Any]:
         element = self.dataset[index]
         if element is None:
-            raise ValueError(f"{self!r}: element {index} was filtered out: filter with a FilterSource instead")
+            raise ValueError(
+                f"{self!r}: element {index} was filtered out: filter with a FilterSource instead"
+            )
         return dict(element) if hasattr(element, "keys") else {"value": element}

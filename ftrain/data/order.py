@@ -6,7 +6,9 @@ import numpy as np
 
 from ftrain.data.permutation import permute
 
-_BLOCK = 1 << 16  # positions that are put in order together: half a megabyte, and few calls for each
+_BLOCK = (
+    1 << 16
+)  # positions that are put in order together: half a megabyte, and few calls for each
 
 
 def order_of(source: Any, positions: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
@@ -27,7 +29,9 @@ class Ordering:
 
     def __init__(self, source: Any, seed: int, shuffle: bool, batch_size: int):
         self._source, self._seed, self._shuffle = source, seed, shuffle
-        self._size = min(_BLOCK, max(batch_size, len(source)))  # more than an epoch would be many small permutations
+        self._size = min(
+            _BLOCK, max(batch_size, len(source))
+        )  # more than an epoch would be many small permutations
         self._blocks: dict[int, np.ndarray] = {}
 
     def indices(self, start: int, stop: int) -> np.ndarray:
@@ -44,7 +48,9 @@ class Ordering:
         if found is None:
             found = self._put_in_order(number * self._size, (number + 1) * self._size)
             found.flags.writeable = False  # slices of it are handed out
-            kept = dict(list(self._blocks.items())[-3:])  # a new dict: several threads may read at once
+            kept = dict(
+                list(self._blocks.items())[-3:]
+            )  # a new dict: several threads may read at once
             self._blocks = kept | {number: found}
         return found
 
@@ -53,7 +59,9 @@ class Ordering:
             return order_of(self._source, np.arange(start, stop), self._seed, self._shuffle)
         length = len(self._source)
         parts = [
-            self._part_of_epoch(epoch, max(start - epoch * length, 0), min(stop - epoch * length, length))
+            self._part_of_epoch(
+                epoch, max(start - epoch * length, 0), min(stop - epoch * length, length)
+            )
             for epoch in range(start // length, (stop - 1) // length + 1)
         ]
         return np.concatenate(parts)

@@ -37,11 +37,16 @@ def check_pads(pads: Mapping[str, Pad]) -> None:
         if not isinstance(pad, Pad):
             raise TypeError(f"pad={{{name!r}: {pad!r}}} is no Pad; write Pad({pad!r})")
         if pad.lengths in pads:
-            raise ValueError(f"the lengths of {name} would take the place of the feature {pad.lengths}")
+            raise ValueError(
+                f"the lengths of {name} would take the place of the feature {pad.lengths}"
+            )
 
 
 def pad_batch(
-    batch: Batch, pads: Mapping[str, Pad], bucket: int | None = None, where: Callable[[int], str] | None = None
+    batch: Batch,
+    pads: Mapping[str, Pad],
+    bucket: int | None = None,
+    where: Callable[[int], str] | None = None,
 ) -> Batch:
     """The batch with each feature that `pads` names padded; `bucket` is the length of those that tell none.
 
@@ -52,26 +57,38 @@ def pad_batch(
         if name not in batch:
             raise ValueError(f"there is no feature {name} to pad; there are {', '.join(batch)}")
         if pad.lengths in batch:
-            raise ValueError(f"the lengths of {name} would take the place of the feature {pad.lengths}")
+            raise ValueError(
+                f"the lengths of {name} would take the place of the feature {pad.lengths}"
+            )
         padded |= _pad_feature(name, batch[name], pad, bucket, where or (lambda row: f"row {row}"))
     return padded
 
 
-def _pad_feature(name: str, column: np.ndarray, pad: Pad, bucket: int | None, where: Callable[[int], str]) -> Batch:
+def _pad_feature(
+    name: str, column: np.ndarray, pad: Pad, bucket: int | None, where: Callable[[int], str]
+) -> Batch:
     rows = [np.asarray(row) for row in column]
     scalars = [row for row in rows if row.ndim == 0]
     if scalars:
-        raise ValueError(f"feature {name} has no length to pad: it holds single values, such as {scalars[0]!r}")
+        raise ValueError(
+            f"feature {name} has no length to pad: it holds single values, such as {scalars[0]!r}"
+        )
     lengths = np.array([len(row) for row in rows], np.int32)
     longest = int(lengths.max(initial=1))
     length = pad.length or bucket or -(-longest // pad.multiple) * pad.multiple
     if longest > length and not pad.truncate:
         place = where(int(lengths.argmax()))
-        raise ValueError(f"{place}: {name} has {longest} values, wanted at most {length}; Pad(truncate=True) cuts it")
+        raise ValueError(
+            f"{place}: {name} has {longest} values, wanted at most {length}; Pad(truncate=True) cuts it"
+        )
     # An empty list says nothing of its values, unless all of them are empty.
-    shapes = {row.shape[1:] for row in rows if len(row)} or {max((row.shape[1:] for row in rows), key=len)}
+    shapes = {row.shape[1:] for row in rows if len(row)} or {
+        max((row.shape[1:] for row in rows), key=len)
+    }
     if len(shapes) > 1:
-        raise ValueError(f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}")
+        raise ValueError(
+            f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}"
+        )
     dtype = np.result_type(*(row for row in rows if len(row))) if lengths.any() else rows[0].dtype
     whole = np.empty((len(rows), length, *shapes.pop()), dtype)
     whole.fill(_value(name, pad.value, dtype))  # np.full would lose zeros at the end of bytes
@@ -83,7 +100,9 @@ def _pad_feature(name: str, column: np.ndarray, pad: Pad, bucket: int | None, wh
 
 def _value(name: str, value: Any, dtype: np.dtype) -> Any:
     """What is padded with, if it is a value of the dtype."""
-    if dtype.kind in "iu" and (not np.isfinite(value) or value != np.floor(value) or not _fits(value, dtype)):
+    if dtype.kind in "iu" and (
+        not np.isfinite(value) or value != np.floor(value) or not _fits(value, dtype)
+    ):
         raise ValueError(f"{name} holds {dtype}, which cannot be padded with {value!r}")
     return value
 

@@ -48,7 +48,10 @@ def _mix(values: np.ndarray, bits: int, rounds: tuple[_Round, ...]) -> np.ndarra
 def _rounds(bits: int, key: tuple[int, ...]) -> tuple[_Round, ...]:
     kind, mask = _dtype(bits), (1 << bits) - 1
     drawn = np.random.SeedSequence(key).generate_state(2 * _ROUNDS, np.uint64).tolist()
-    return tuple(_Round(kind(drawn[at] & mask | 1), kind(drawn[at + 1] & mask)) for at in range(0, len(drawn), 2))
+    return tuple(
+        _Round(kind(drawn[at] & mask | 1), kind(drawn[at + 1] & mask))
+        for at in range(0, len(drawn), 2)
+    )
 
 
 def _dtype(bits: int) -> type[np.uint32] | type[np.uint64]:

@@ -35,7 +35,10 @@ class Piece:
         """One piece for each step."""
         if self.count == 1:
             return [self]
-        return [dataclasses.replace(self, count=1, batch=batch) for batch in _unstack(self.batch, self.count)]
+        return [
+            dataclasses.replace(self, count=1, batch=batch)
+            for batch in _unstack(self.batch, self.count)
+        ]
 
 
 def stack(pieces: list[Piece]) -> Piece:
@@ -78,7 +81,11 @@ def pieces(
 
 
 def _from_pipeline(
-    pipeline: Pipeline, step: int, lengths: Iterator[int], watch: ShapeWatch, stopped: Callable[[], bool]
+    pipeline: Pipeline,
+    step: int,
+    lengths: Iterator[int],
+    watch: ShapeWatch,
+    stopped: Callable[[], bool],
 ) -> Iterator[_Several]:
     """Single steps are read several at a time, and the steps of a piece together: a large read is cheaper than many."""
     chunk = _Chunk()
@@ -87,7 +94,9 @@ def _from_pipeline(
         yield _pieces_of(done, watch, pipeline.has_several_shapes)
 
 
-def _orders(pipeline: Pipeline, step: int, lengths: Iterator[int], chunk: "_Chunk") -> Iterator[Read]:
+def _orders(
+    pipeline: Pipeline, step: int, lengths: Iterator[int], chunk: "_Chunk"
+) -> Iterator[Read]:
     """What to read for pieces of the given lengths, up to where the data end."""
     for length, run in itertools.groupby(lengths):
         while pieces := len(list(itertools.islice(run, chunk.steps if length == 1 else 1))):
@@ -122,7 +131,10 @@ def _pieces_of(done: Done, watch: ShapeWatch, expected: bool) -> _Several:
         return [(order.count, done.batches[0])]
     if not order.stacked:
         return [(1, batch) for batch in done.batches]
-    kinds = [watch.kind(batch, order.step + at, expected=expected) for at, batch in enumerate(done.batches)]
+    kinds = [
+        watch.kind(batch, order.step + at, expected=expected)
+        for at, batch in enumerate(done.batches)
+    ]
     return _together(done.batches, kinds)
 
 
@@ -133,7 +145,9 @@ def _together(batches: list[Any], kinds: list[int]) -> _Several:
     return [(1, batch) for batch in batches]
 
 
-def _from_batches(batches: Iterable[Any], step: int, lengths: Iterator[int], watch: ShapeWatch) -> Iterator[_Several]:
+def _from_batches(
+    batches: Iterable[Any], step: int, lengths: Iterator[int], watch: ShapeWatch
+) -> Iterator[_Several]:
     stream = iter(batches)
     for length in lengths:
         read, kinds, failure = _read(stream, step, length, watch)

@@ -59,19 +59,34 @@ class Pipeline:
             raise ValueError(f"last must be 'drop' or 'keep', got {last!r}")
         if not (hasattr(source, "__len__") and hasattr(source, "read")):
             hint = "; use ArraySource(arrays)" if isinstance(source, Mapping) else ""
-            raise TypeError(f"a source has a length and read(indices), {type(source).__name__} has not{hint}")
+            raise TypeError(
+                f"a source has a length and read(indices), {type(source).__name__} has not{hint}"
+            )
         check_pads(pad or {})
         if not len(source):
             raise ValueError(f"{describe(source)} has no examples")
         batch_size, seed, shuffle = operator.index(batch_size), operator.index(seed), bool(shuffle)
         epochs = None if epochs is None else operator.index(epochs)
-        self.source, self.batch_size, self.seed, self.shuffle, self.epochs = source, batch_size, seed, shuffle, epochs
-        self.pad, self.transform, self.threads, self.workers = dict(pad or {}), transform, threads, workers
+        self.source, self.batch_size, self.seed, self.shuffle, self.epochs = (
+            source,
+            batch_size,
+            seed,
+            shuffle,
+            epochs,
+        )
+        self.pad, self.transform, self.threads, self.workers = (
+            dict(pad or {}),
+            transform,
+            threads,
+            workers,
+        )
         self.shard_index, self.shard_count = shard_index, shard_count
         self._batching = _batching(source, batch_size, seed, shuffle, epochs, last, buckets)
         self.steps = self._batching.steps  # the number of batches, if they end
         if self.steps == 0:
-            raise ValueError(f"{epochs} epochs of {describe(source)} fill no batch; use a smaller one, or last='keep'")
+            raise ValueError(
+                f"{epochs} epochs of {describe(source)} fill no batch; use a smaller one, or last='keep'"
+            )
         self._check_shards(buckets)
         has_lengths = all(pad.length is not None for pad in self.pad.values())
         self.is_uniform: bool = self._batching.is_uniform and has_lengths
@@ -90,7 +105,10 @@ class Pipeline:
         if self.is_uniform and not self.pad:
             arrays = self._read(step, count)
             if not any(array.dtype.hasobject for array in arrays.values()):
-                return {name: array.reshape(count, -1, *array.shape[1:]) for name, array in arrays.items()}
+                return {
+                    name: array.reshape(count, -1, *array.shape[1:])
+                    for name, array in arrays.items()
+                }
             several = self._cut(arrays, step, count)
         else:
             several = self.split(step, count)
@@ -113,14 +131,20 @@ class Pipeline:
         if type(step) is not int:
             step = operator.index(step)  # numpy's would overflow
         if step < 0 or count < 1:
-            raise ValueError(f"there is no step {step}" if step < 0 else f"count must be >= 1, got {count}")
+            raise ValueError(
+                f"there is no step {step}" if step < 0 else f"count must be >= 1, got {count}"
+            )
         if self.steps is not None and step + count > self.steps:
-            raise EndOfData(f"the data end after {self.steps} batches; batch {step + count} was asked for")
+            raise EndOfData(
+                f"the data end after {self.steps} batches; batch {step + count} was asked for"
+            )
         whole = self._batching.indices(step, count)
         if self.shard_count == 1:
             return whole
         starts = np.cumsum([0, *self._batching.sizes(step, count)]).tolist()
-        return np.concatenate([self._share(whole[start:end]) for start, end in itertools.pairwise(starts)])
+        return np.concatenate(
+            [self._share(whole[start:end]) for start, end in itertools.pairwise(starts)]
+        )
 
     def summary(self) -> dict[str, Any]:
         """What all batches depend on, beside the contents of the source, as JSON can say it."""
@@ -134,7 +158,11 @@ class Pipeline:
 
     def identity(self, step: int) -> dict[str, Any]:
         """What the batch of a step is made of, as JSON can say it."""
-        of_step = {"source": describe(self.source), "step": step, "indices": self.indices(step).tolist()}
+        of_step = {
+            "source": describe(self.source),
+            "step": step,
+            "indices": self.indices(step).tolist(),
+        }
         return self.summary() | of_step
 
     def _finished(self, batch: Batch, step: int) -> Batch:
@@ -161,19 +189,30 @@ class Pipeline:
             batch = self.source.read(indices)
             if not _is_batch(batch, len(indices)):
                 batch = check_batch(batch, len(indices), describe(self.source))
-            return batch if self.transform is None else self._transformed(batch, indices, step, count)
+            return (
+                batch if self.transform is None else self._transformed(batch, indices, step, count)
+            )
         except StopIteration as error:  # it would be lost in a generator
             raise EndOfData(f"{describe(self.source)} has no more examples") from error
         except Exception as error:
-            steps = f"step {step + 1}" if count == 1 else f"the steps from {step + 1} to {step + count}"
+            steps = (
+                f"step {step + 1}" if count == 1 else f"the steps from {step + 1} to {step + count}"
+            )
             error.add_note(f"while the input of {steps} was read from {describe(self.source)}")
             raise
 
     def _transformed(self, batch: Batch, indices: np.ndarray, step: int, count: int) -> Batch:
         assert self.transform is not None
         made = [
-            call(self.transform, example, rng, place=functools.partial(where, self.source, int(index)))
-            for example, index, rng in zip(split(batch), indices, self._generators(step, count), strict=True)
+            call(
+                self.transform,
+                example,
+                rng,
+                place=functools.partial(where, self.source, int(index)),
+            )
+            for example, index, rng in zip(
+                split(batch), indices, self._generators(step, count), strict=True
+            )
         ]
         return join(made, name_of(self.transform))
 
@@ -194,9 +233,13 @@ class Pipeline:
         if count == 1:
             return
         if buckets is None and any(pad.length is None for pad in self.pad.values()):
-            raise ValueError("several processes cannot agree on the longest example of a batch; give Pad a length")
+            raise ValueError(
+                "several processes cannot agree on the longest example of a batch; give Pad a length"
+            )
         if not self._batching.is_whole(count):
-            raise ValueError(f"last='keep' leaves batches that do not divide over {count} processes; use 'drop'")
+            raise ValueError(
+                f"last='keep' leaves batches that do not divide over {count} processes; use 'drop'"
+            )
 
 
 def _is_batch(batch: Any, count: int) -> bool:
@@ -220,10 +263,14 @@ def _batching(
     if buckets is not None:
         check_plain(source, "pipeline with buckets")
         if len(buckets.lengths) != len(source):
-            raise ValueError(f"there are {len(buckets.lengths)} lengths, but {len(source)} examples")
+            raise ValueError(
+                f"there are {len(buckets.lengths)} lengths, but {len(source)} examples"
+            )
         return Bucketed(buckets, batch_size, seed, shuffle, epochs, last)
     if batch_size > len(source) and not (epochs is not None and last == "keep"):
-        raise ValueError(f"batch_size {batch_size} is larger than the data, which has {len(source)} examples")
+        raise ValueError(
+            f"batch_size {batch_size} is larger than the data, which has {len(source)} examples"
+        )
     return Consecutive(source, batch_size, seed, shuffle, epochs, last)
 
 

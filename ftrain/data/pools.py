@@ -52,7 +52,9 @@ class Threads:
         self._orders: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
         # Daemons: one that hangs must not keep the process from ending.
         names = [f"ftrain-read-{number}" for number in range(count)]
-        self._threads = [threading.Thread(target=self._serve, name=name, daemon=True) for name in names]
+        self._threads = [
+            threading.Thread(target=self._serve, name=name, daemon=True) for name in names
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -96,7 +98,9 @@ class Workers:
     They are started anew, since what jax runs in threads does not survive a fork, and end with their parent.
     """
 
-    def __init__(self, count: int, work: Callable[[Any], Any], stopped: Callable[[], bool], name: str):
+    def __init__(
+        self, count: int, work: Callable[[Any], Any], stopped: Callable[[], bool], name: str
+    ):
         self._next = 0
         self._workers: list[_Worker] = []
         try:
@@ -122,10 +126,14 @@ class _Worker:
     def __init__(self, work: Callable[[Any], Any], stopped: Callable[[], bool], name: str):
         self._stopped, self._name = stopped, name
         self._sent, self._received = 0, 0
-        self._answers: dict[int, tuple[Any, Exception | None, str]] = {}  # that nobody has asked for yet
+        self._answers: dict[
+            int, tuple[Any, Exception | None, str]
+        ] = {}  # that nobody has asked for yet
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, work), name="ftrain-worker", daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(theirs, work), name="ftrain-worker", daemon=True
+        )
         # Until it ignores Ctrl-C by itself, it must not be told of it; what is blocked here is so there.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -179,7 +187,13 @@ class _Worker:
         except EndOfData:
             raise
         except Exception as error:  # noqa: BLE001 - it was sent, but cannot be made here
-            return None, RuntimeError(f"what a worker process sent cannot be read: {type(error).__name__}: {error}"), ""
+            return (
+                None,
+                RuntimeError(
+                    f"what a worker process sent cannot be read: {type(error).__name__}: {error}"
+                ),
+                "",
+            )
 
     def _gone(self) -> RuntimeError:
         self._process.join(_GRACE)
@@ -226,7 +240,9 @@ def _answer(line: Connection, work: Callable[[Any], Any], order: Any) -> None:
         return
     except Exception as error:  # noqa: BLE001 - some answers cannot be sent
         with suppress(OSError):
-            line.send((None, TypeError(f"what was read cannot be sent to another process: {error}"), ""))
+            line.send(
+                (None, TypeError(f"what was read cannot be sent to another process: {error}"), "")
+            )
 
 
 def _sendable(error: Exception) -> Exception:

@@ -51,9 +51,13 @@ def feed_pieces(
 
 def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
     if isinstance(data, Mapping):
-        raise TypeError(f"data is a dict with {', '.join(data)}: use Pipeline(ArraySource(data), batch_size=...)")
+        raise TypeError(
+            f"data is a dict with {', '.join(data)}: use Pipeline(ArraySource(data), batch_size=...)"
+        )
     if not isinstance(data, (Pipeline, Iterable)):
-        raise TypeError(f"data must be a Pipeline or an iterable of batches, got {type(data).__name__}")
+        raise TypeError(
+            f"data must be a Pipeline or an iterable of batches, got {type(data).__name__}"
+        )
     return data
 
 
@@ -128,7 +132,9 @@ class Prefetcher(Generic[T]):
             self._items = itertools.chain([item], self._items)
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._ready) or self._coordinator.should_stop(), timeout)
+            return self._changed.wait_for(
+                lambda: bool(self._ready) or self._coordinator.should_stop(), timeout
+            )
 
     def close(self, grace: float | None = None) -> None:
         """End the thread; it is gone when this returns, unless a read of the source hangs for `grace` seconds."""
@@ -139,7 +145,9 @@ class Prefetcher(Generic[T]):
             self._ready.clear()
             self._changed.notify_all()
         with suppress(Exception):  # of items that nobody has asked for
-            self._coordinator.join(stop_grace_period_secs=GRACE if grace is None else grace, ignore_live_threads=True)
+            self._coordinator.join(
+                stop_grace_period_secs=GRACE if grace is None else grace, ignore_live_threads=True
+            )
         with suppress(ValueError):  # of a read that hangs
             if isinstance(self._lists, Generator):
                 self._lists.close()  # with the threads or processes that it has read by
@@ -170,4 +178,6 @@ class Prefetcher(Generic[T]):
 def _bytes_of(items: list[Any]) -> int:
     batches = [item.batch if isinstance(item, Piece) else item for item in items]
     leaves = [leaf for leaf in jax.tree.leaves(batches) if hasattr(leaf, "nbytes")]
-    return sum(size_of({"": leaf}) if isinstance(leaf, np.ndarray) else leaf.nbytes for leaf in leaves)
+    return sum(
+        size_of({"": leaf}) if isinstance(leaf, np.ndarray) else leaf.nbytes for leaf in leaves
+    )

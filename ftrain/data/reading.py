@@ -33,11 +33,17 @@ class Done:
 def read(pipeline: Pipeline, order: Read) -> Done:
     start = time.perf_counter()
     is_stacked = order.stacked and pipeline.is_uniform
-    batches = [pipeline.batches(order.step, order.count)] if is_stacked else pipeline.split(order.step, order.count)
+    batches = (
+        [pipeline.batches(order.step, order.count)]
+        if is_stacked
+        else pipeline.split(order.step, order.count)
+    )
     return Done(order, batches, is_stacked, time.perf_counter() - start)
 
 
-def read_ahead(pipeline: Pipeline, orders: Iterator[Read], stopped: Callable[[], bool]) -> Iterator[Done]:
+def read_ahead(
+    pipeline: Pipeline, orders: Iterator[Read], stopped: Callable[[], bool]
+) -> Iterator[Done]:
     """What was read for each order, until `stopped`; one more is begun than there are threads or workers."""
     ahead = pipeline.workers or (pipeline.threads if pipeline.threads > 1 else 0)
     under_way: deque[tuple[Read, Result]] = deque()

@@ -72,7 +72,10 @@ class RecordSource:
             max_record_bytes=max_record_bytes,
         )
         if self.damages:
-            warnings.warn(f"{len(self.damages)} damaged records are left out, first: {self.damages[0]}", stacklevel=2)
+            warnings.warn(
+                f"{len(self.damages)} damaged records are left out, first: {self.damages[0]}",
+                stacklevel=2,
+            )
         if spec and sequence is None:
             self._warn_of_misspelt(spec)
 
@@ -101,7 +104,10 @@ class RecordSource:
     def _warn_of_misspelt(self, spec: Spec) -> None:
         """A feature that may be missing is not missed if its name is wrong, so the first records are looked at."""
         try:
-            first = [decode_example(record) for record in self.files.read(np.arange(min(len(self), _LOOKED_AT)))]
+            first = [
+                decode_example(record)
+                for record in self.files.read(np.arange(min(len(self), _LOOKED_AT)))
+            ]
         except ValueError:  # told when they are read in earnest
             return
         there = sorted({name for record in first for name in record})
@@ -156,7 +162,9 @@ class ArrayRecordSource:
         self._starts = np.cumsum([0, *(reader.num_records() for reader in self._readers)])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_starts")}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("_readers", "_starts")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -169,21 +177,31 @@ class _Decoder:
     def __init__(self, spec: Spec | None, sequence: Lists | None):
         for what in (spec, sequence):
             if what is not None and not isinstance(what, Mapping):
-                raise TypeError(f"a spec maps names to Fixed(...), Ragged(...) and so on, got {what!r}")
+                raise TypeError(
+                    f"a spec maps names to Fixed(...), Ragged(...) and so on, got {what!r}"
+                )
         for name, entry in [*(spec or {}).items(), *(sequence or {}).items()]:
             _check_alone(name, entry)
         for name, entry in (sequence or {}).items():
             if isinstance(entry, Fixed):
-                raise ValueError(f"{name} has steps of one shape: write Steps({entry}, length=...), or Ragged")
+                raise ValueError(
+                    f"{name} has steps of one shape: write Steps({entry}, length=...), or Ragged"
+                )
         _check_outputs(spec or {}, sequence or {})
         self._spec, self._sequence = spec, sequence
         self._parser = ExampleParser(spec or {})
 
     def __call__(self, records: list[bytes], where: Callable[[int], str]) -> Batch:
         if self._sequence is not None:
-            context, lists = parse_sequence_examples(records, self._spec or {}, self._sequence, where=where)
+            context, lists = parse_sequence_examples(
+                records, self._spec or {}, self._sequence, where=where
+            )
             return context | lists
-        return {"record": as_objects(records)} if self._spec is None else self._parser(records, where=where)
+        return (
+            {"record": as_objects(records)}
+            if self._spec is None
+            else self._parser(records, where=where)
+        )
 
 
 def _check_outputs(spec: Spec, sequence: Lists) -> None:
@@ -191,7 +209,9 @@ def _check_outputs(spec: Spec, sequence: Lists) -> None:
     made = [output for name, entry in entries for output in entry.outputs(name)]
     twice = [output for output in made if made.count(output) > 1]
     if twice:
-        raise ValueError(f"spec and sequence both give {twice[0]}; give lengths another name, or leave one out")
+        raise ValueError(
+            f"spec and sequence both give {twice[0]}; give lengths another name, or leave one out"
+        )
 
 
 def _check_alone(name: str, entry: Any) -> None:
@@ -207,7 +227,9 @@ def _check_alone(name: str, entry: Any) -> None:
 def _opened(reader: Any, path: Path, options: str) -> Any:
     opened = reader(str(path), options)
     if not opened.ok():
-        raise ValueError(f"{path} cannot be read as an ArrayRecord file: it is damaged, or something else")
+        raise ValueError(
+            f"{path} cannot be read as an ArrayRecord file: it is damaged, or something else"
+        )
     return opened
 
 

@@ -40,16 +40,22 @@ class ShapeWatch:
         self._forms.append(form)
         return len(self._forms) - 1
 
-    def _compare(self, form: dict[str, tuple[str, tuple[int, ...]]], step: int, expected: bool) -> None:
+    def _compare(
+        self, form: dict[str, tuple[str, tuple[int, ...]]], step: int, expected: bool
+    ) -> None:
         first = self._forms[0]
         if form.keys() != first.keys():
             raise ValueError(
                 f"the batch of step {step} has {', '.join(form) or 'nothing'}; the first one had {', '.join(first)}"
             )
         changed = [name for name in form if form[name] != first[name]]
-        phrases = ", ".join(f"{name} is {_show(form[name])}, it was {_show(first[name])}" for name in changed)
+        phrases = ", ".join(
+            f"{name} is {_show(form[name])}, it was {_show(first[name])}" for name in changed
+        )
         if any(form[name][0] != first[name][0] for name in changed):
-            raise ValueError(f"the batch of step {step} has other dtypes than the first one: {phrases}")
+            raise ValueError(
+                f"the batch of step {step} has other dtypes than the first one: {phrases}"
+            )
         if not expected and len(self._forms) == 1:  # told once
             warnings.warn(
                 f"the batch of step {step} has another shape than the first one: {phrases}; every new shape is "
@@ -62,7 +68,9 @@ class ShapeWatch:
 def check_numbers(batch: Any) -> Any:
     """The batch, unless it has something that no device takes."""
     for path, leaf in jax.tree.leaves_with_path(batch):
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufcV":  # V: bfloat16 and its like
+        if (
+            isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufcV"
+        ):  # V: bfloat16 and its like
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise TypeError(f"{name} holds {_contents(leaf, name)}")
     return batch
@@ -71,7 +79,12 @@ def check_numbers(batch: Any) -> Any:
 def check_integers(batch: Any) -> None:
     """Raise ValueError for a 64-bit integer that JAX, without 64 bits, would cut to another number without a word."""
     for path, leaf in jax.tree.leaves_with_path(batch):
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.dtype.itemsize < 8 or not leaf.size:
+        if (
+            not isinstance(leaf, np.ndarray)
+            or leaf.dtype.kind not in "iu"
+            or leaf.dtype.itemsize < 8
+            or not leaf.size
+        ):
             continue
         narrow = np.iinfo(np.int32 if leaf.dtype.kind == "i" else np.uint32)
         smallest = leaf.min()
@@ -101,7 +114,9 @@ def _quick_form(batch: Any) -> Any:
 
 
 def _form(leaf: Any) -> tuple[str, tuple[int, ...]]:
-    return str(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype), tuple(np.shape(leaf))
+    return str(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype), tuple(
+        np.shape(leaf)
+    )
 
 
 def _show(form: tuple[str, tuple[int, ...]]) -> str:

@@ -82,7 +82,9 @@ def check_batch(batch: Any, count: int, maker: str) -> Batch:
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != count:
-            raise ValueError(f"{maker} gave {name} with the shape {array.shape}, wanted {count} along the first axis")
+            raise ValueError(
+                f"{maker} gave {name} with the shape {array.shape}, wanted {count} along the first axis"
+            )
     return arrays
 
 
@@ -104,10 +106,15 @@ def settle(column: np.ndarray) -> np.ndarray:
 
 def size_of(batch: Batch) -> int:
     """The bytes of a batch; of arrays of objects, as the first few of them let one guess."""
-    return sum(_object_bytes(array) if array.dtype.hasobject else array.nbytes for array in batch.values())
+    return sum(
+        _object_bytes(array) if array.dtype.hasobject else array.nbytes for array in batch.values()
+    )
 
 
 def _object_bytes(column: np.ndarray) -> int:
     few = column.ravel()[:8]
-    each = [getattr(value, "nbytes", None) or (len(value) if hasattr(value, "__len__") else 8) for value in few]
+    each = [
+        getattr(value, "nbytes", None) or (len(value) if hasattr(value, "__len__") else 8)
+        for value in few
+    ]
     return sum(each) * column.size // max(len(each), 1)

@@ -36,13 +36,22 @@ class Stream:
         pad: Mapping[str, Pad] | None = None,
     ):
         if batch_size < 1 or shuffle_buffer < 0:
-            raise ValueError(f"batch_size must be >= 1 and shuffle_buffer >= 0, got {batch_size} and {shuffle_buffer}")
+            raise ValueError(
+                f"batch_size must be >= 1 and shuffle_buffer >= 0, got {batch_size} and {shuffle_buffer}"
+            )
         if last not in ("drop", "keep"):
             raise ValueError(f"last must be 'drop' or 'keep', got {last!r}")
         if not isinstance(examples, Iterable):
             hint = ": call it" if callable(examples) else ""
-            raise TypeError(f"a Stream takes an iterable of examples, got {type(examples).__name__}{hint}")
-        self._examples, self._size, self._last, self._pad = examples, batch_size, last, dict(pad or {})
+            raise TypeError(
+                f"a Stream takes an iterable of examples, got {type(examples).__name__}{hint}"
+            )
+        self._examples, self._size, self._last, self._pad = (
+            examples,
+            batch_size,
+            last,
+            dict(pad or {}),
+        )
         self._buffer, self._seed = shuffle_buffer, seed
 
     def __iter__(self) -> Iterator[Batch]:

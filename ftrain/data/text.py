@@ -31,7 +31,9 @@ class TextSource:
     ):
         self.paths = [absolute(path) for path in match_files(files)]
         self.encoding, self.name = encoding, name
-        self._marks = [(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in self.paths)]
+        self._marks = [
+            (status.st_size, status.st_mtime_ns) for status in (path.stat() for path in self.paths)
+        ]
         self._lines = [_find_lines(path, skip_empty) for path in self.paths]
         self._starts = np.cumsum([0, *map(len, self._lines)])
         self._maps = MappedFiles()
@@ -41,7 +43,11 @@ class TextSource:
 
     def __repr__(self) -> str:
         first = self.paths[0]
-        return f"TextSource({first})" if len(self.paths) == 1 else f"TextSource({first} and {len(self.paths) - 1} more)"
+        return (
+            f"TextSource({first})"
+            if len(self.paths) == 1
+            else f"TextSource({first} and {len(self.paths) - 1} more)"
+        )
 
     def where(self, index: int) -> str:
         number = self._file_of(index)
@@ -71,17 +77,28 @@ class TextSource:
         return int(np.searchsorted(self._starts, index, "right")) - 1
 
     def _bytes(self, number: int, start: int, end: int) -> bytes:
-        return self._maps.get(self.paths[number], *self._marks[number])[start:end] if end > start else b""
+        return (
+            self._maps.get(self.paths[number], *self._marks[number])[start:end]
+            if end > start
+            else b""
+        )
 
 
 def _find_lines(path: Path, skip_empty: bool) -> np.ndarray:
     """Where each line begins and where it ends, its end not included."""
     data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
-    parts = [np.flatnonzero(data[at : at + _CHUNK] == ord("\n")) + at for at in range(0, len(data), _CHUNK)]
+    parts = [
+        np.flatnonzero(data[at : at + _CHUNK] == ord("\n")) + at
+        for at in range(0, len(data), _CHUNK)
+    ]
     ends = np.concatenate([np.empty(0, np.int64), *parts])
     if len(data) and data[-1] != ord("\n"):
         ends = np.append(ends, len(data))
     starts = np.concatenate([np.zeros(min(len(ends), 1), np.int64), ends[:-1] + 1])
-    has_return = (ends > starts) & (data[np.maximum(ends, 1) - 1] == ord("\r")) if len(ends) else np.empty(0, bool)
+    has_return = (
+        (ends > starts) & (data[np.maximum(ends, 1) - 1] == ord("\r"))
+        if len(ends)
+        else np.empty(0, bool)
+    )
     lines = np.stack([starts, ends - has_return], axis=1)
     return lines[lines[:, 1] > lines[:, 0]] if skip_empty else lines

@@ -42,7 +42,12 @@ def shift_crc(crc: int, zeros: int) -> int:
     while zeros:
         if zeros & 1:
             first, second, third, fourth = _shift_tables(power)
-            crc = first[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255] ^ fourth[crc >> 24]
+            crc = (
+                first[crc & 255]
+                ^ second[crc >> 8 & 255]
+                ^ third[crc >> 16 & 255]
+                ^ fourth[crc >> 24]
+            )
         zeros >>= 1
         power += 1
     return crc
@@ -58,7 +63,9 @@ def _shift_tables(power: int) -> list[list[int]]:
     tables = []
     for place in range(0, 32, 8):
         table = [0]
-        for bit in bits[place : place + 8]:  # the shift is linear: that of two bits is the sum of theirs
+        for bit in bits[
+            place : place + 8
+        ]:  # the shift is linear: that of two bits is the sum of theirs
             table += [bit ^ other for other in table]
         tables.append(table)
     return tables
@@ -74,5 +81,8 @@ def _shift_bits(crc: int) -> int:
 def _length_tables() -> tuple[int, np.ndarray]:
     """The checksum of 8 zero bytes, and what each byte in each place changes in it: a CRC is linear."""
     zero = google_crc32c.value(bytes(8))
-    changes = [[google_crc32c.value(struct.pack("<Q", b << 8 * n)) ^ zero for b in range(256)] for n in range(8)]
+    changes = [
+        [google_crc32c.value(struct.pack("<Q", b << 8 * n)) ^ zero for b in range(256)]
+        for n in range(8)
+    ]
     return zero, np.array(changes, np.uint32)

@@ -54,7 +54,9 @@ def read_npy_header(file: IO[bytes]) -> NpyHeader:
     except Exception as error:  # noqa: BLE001 - Python's parser raises nearly anything for text that is no header
         raise ValueError(f"its header cannot be parsed: {_first_line(error)}") from None
     if len(shape) > _MAX_RANK or any(isinstance(side, bool) or side < 0 for side in shape):
-        raise ValueError(f"its shape is {_short(shape)}, expected up to {_MAX_RANK} sizes of at least 0")
+        raise ValueError(
+            f"its shape is {_short(shape)}, expected up to {_MAX_RANK} sizes of at least 0"
+        )
     if math.prod(max(side, 1) for side in shape) * max(dtype.itemsize, 1) > _MAX_BYTES:
         raise ValueError(f"its shape is {_short(shape)}, too large for any memory")
     return NpyHeader(shape, is_fortran, dtype)
@@ -63,7 +65,9 @@ def read_npy_header(file: IO[bytes]) -> NpyHeader:
 def check_compression(member: zipfile.ZipInfo) -> None:
     """Raise ValueError unless a member is stored or deflated, as numpy writes them: others can claim any memory."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"its compression is {member.compress_type}, expected 0 (stored) or 8 (deflated)")
+        raise ValueError(
+            f"its compression is {member.compress_type}, expected 0 (stored) or 8 (deflated)"
+        )
 
 
 @contextmanager
@@ -82,7 +86,11 @@ def as_value_error(what: str) -> Iterator[None]:
 
 def _parse(version: tuple[int, int], data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     # Version (3, 0) is (2, 0) in UTF-8, for names of fields.
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     return read(io.BytesIO(data))
 
 
@@ -91,5 +99,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _short(shape: tuple[int, ...]) -> str:
-    sides = [f"{side}" if abs(side) < 1 << 64 else f"<{side.bit_length()} bits>" for side in shape[:8]]
+    sides = [
+        f"{side}" if abs(side) < 1 << 64 else f"<{side.bit_length()} bits>" for side in shape[:8]
+    ]
     return f"({', '.join(sides)}{', ...' if len(shape) > 8 else ',' if len(shape) == 1 else ''})"

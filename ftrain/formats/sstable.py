@@ -25,11 +25,15 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         offset, size = _handle(value)
         # Blocks that go forward and keys that grow make the work proportional to the file.
         if offset < last_end:
-            raise DamagedTableError(f"the block at byte {offset} starts before byte {last_end}, the end of another")
+            raise DamagedTableError(
+                f"the block at byte {offset} starts before byte {last_end}, the end of another"
+            )
         last_end = offset + size + _TRAILER.size
         for entry in _entries(_block(data, offset, size)):
             if last_key is not None and entry[0] <= last_key:
-                raise DamagedTableError(f"key {entry[0]!r} follows {last_key!r}, wanted sorted keys without repetition")
+                raise DamagedTableError(
+                    f"key {entry[0]!r} follows {last_key!r}, wanted sorted keys without repetition"
+                )
             last_key = entry[0]
             yield entry
 
@@ -53,8 +57,12 @@ def _index_handle(data: bytes) -> tuple[int, int]:
         raise DamagedTableError(f"it has {len(data)} bytes, a table has at least {_FOOTER_SIZE}")
     footer = data[-_FOOTER_SIZE:]
     if not footer.endswith(_MAGIC):
-        raise DamagedTableError(f"it ends in {footer[-len(_MAGIC) :].hex()}, a table in {_MAGIC.hex()}")
-    _, at = read_varint(footer, 0)  # the first handle is of the metaindex, in which TensorFlow writes nothing
+        raise DamagedTableError(
+            f"it ends in {footer[-len(_MAGIC) :].hex()}, a table in {_MAGIC.hex()}"
+        )
+    _, at = read_varint(
+        footer, 0
+    )  # the first handle is of the metaindex, in which TensorFlow writes nothing
     _, at = read_varint(footer, at)
     return _handle(footer[at : -len(_MAGIC)])
 
@@ -69,15 +77,25 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     end = offset + size
     limit = len(data) - _FOOTER_SIZE
     if end + _TRAILER.size > limit:
-        raise DamagedTableError(f"a block at byte {offset} of {size} bytes does not end before the footer at {limit}")
+        raise DamagedTableError(
+            f"a block at byte {offset} of {size} bytes does not end before the footer at {limit}"
+        )
     compression, checksum = _TRAILER.unpack_from(data, end)
     if checksum != masked_crc(data[offset : end + 1]):
-        raise DamagedTableError(f"the block at byte {offset} of {size} bytes is damaged: its checksum does not match")
+        raise DamagedTableError(
+            f"the block at byte {offset} of {size} bytes is damaged: its checksum does not match"
+        )
     if compression == _SNAPPY:
-        way_out = "load and save it with TensorFlow, which writes the index of a checkpoint uncompressed"
-        raise DamagedTableError(f"the block at byte {offset} is compressed with snappy, an unsupported way; {way_out}")
+        way_out = (
+            "load and save it with TensorFlow, which writes the index of a checkpoint uncompressed"
+        )
+        raise DamagedTableError(
+            f"the block at byte {offset} is compressed with snappy, an unsupported way; {way_out}"
+        )
     if compression != _PLAIN:
-        raise DamagedTableError(f"the block at byte {offset} has compression {compression}, wanted 0 (none)")
+        raise DamagedTableError(
+            f"the block at byte {offset} has compression {compression}, wanted 0 (none)"
+        )
     return data[offset:end]
 
 
@@ -86,17 +104,23 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 - 4 * restarts
     if end < 0:
-        raise DamagedTableError(f"a block of {len(block)} bytes has no room for its {restarts} restart points")
+        raise DamagedTableError(
+            f"a block of {len(block)} bytes has no room for its {restarts} restart points"
+        )
     at, key, unfolded = 0, b"", 0
     while at < end:
         shared, at = read_varint(block, at, 32)
         rest, at = read_varint(block, at, 32)
         length, at = read_varint(block, at, 32)
         if shared > len(key) or rest + length > end - at:
-            raise DamagedTableError(f"an entry shares {shared} bytes and has {rest} + {length}, which are not there")
+            raise DamagedTableError(
+                f"an entry shares {shared} bytes and has {rest} + {length}, which are not there"
+            )
         key = key[:shared] + block[at : at + rest]
         unfolded += len(key)
         if unfolded > _MAX_UNFOLDING * len(block):
-            raise DamagedTableError(f"a block of {len(block)} bytes has keys of more than {unfolded} bytes")
+            raise DamagedTableError(
+                f"a block of {len(block)} bytes has keys of more than {unfolded} bytes"
+            )
         at += rest + length
         yield key, block[at - length : at]

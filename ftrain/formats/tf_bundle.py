@@ -15,7 +15,11 @@ Box = tuple[slice, ...]  # the place of a slice in its tensor
 
 _MESSAGES = {
     "VersionDef": {"min_consumer": "int32 2"},
-    "BundleHeaderProto": {"num_shards": "int32 1", "endianness": "int32 2", "version": "VersionDef 3"},
+    "BundleHeaderProto": {
+        "num_shards": "int32 1",
+        "endianness": "int32 2",
+        "version": "VersionDef 3",
+    },
     "Dim": {"size": "int64 1"},
     "TensorShapeProto": {"dim": "repeated Dim 2", "unknown_rank": "bool 3"},
     "Extent": {"start": "int64 1", "length": "optional int64 2"},
@@ -51,8 +55,30 @@ _MESSAGES = {
 }
 # The place in this list is the number that TensorFlow gives to a dtype.
 _DTYPES = (
-    *("invalid", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64", "bool"),
-    *("qint8", "quint8", "qint32", "bfloat16", "qint16", "quint16", "uint16", "complex128", "float16"),
+    *(
+        "invalid",
+        "float32",
+        "float64",
+        "int32",
+        "uint8",
+        "int16",
+        "int8",
+        "string",
+        "complex64",
+        "int64",
+        "bool",
+    ),
+    *(
+        "qint8",
+        "quint8",
+        "qint32",
+        "bfloat16",
+        "qint16",
+        "quint16",
+        "uint16",
+        "complex128",
+        "float16",
+    ),
     *("resource", "variant", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz"),
     *("float8_e4m3b11fnuz", "float8_e5m2fnuz", "int4", "uint4", "int2", "uint2"),
 )
@@ -74,7 +100,9 @@ class Entry(NamedTuple):
     def parse(cls, key: bytes, value: bytes) -> "Entry":
         try:
             proto = parse_message("BundleEntryProto", value)
-            dtype = _DTYPES[proto.dtype] if 0 <= proto.dtype < len(_DTYPES) else f"dtype {proto.dtype}"
+            dtype = (
+                _DTYPES[proto.dtype] if 0 <= proto.dtype < len(_DTYPES) else f"dtype {proto.dtype}"
+            )
             return cls(_checked_shape(proto.shape), dtype, proto)
         except ValueError as error:
             raise ValueError(f"key {key!r}: {error}") from None
@@ -82,7 +110,9 @@ class Entry(NamedTuple):
     def numpy_dtype(self) -> np.dtype:
         if self.dtype not in _DTYPES or self.dtype in _UNSUPPORTED:
             raise ValueError(f"its dtype is {self.dtype}, which is unsupported")
-        return np.dtype(object if self.dtype == "string" else getattr(ml_dtypes, self.dtype, self.dtype))
+        return np.dtype(
+            object if self.dtype == "string" else getattr(ml_dtypes, self.dtype, self.dtype)
+        )
 
     def check_size(self) -> None:
         """ValueError unless the tensor can have as many bytes as it is said to have."""
@@ -116,16 +146,24 @@ def slice_box(part: Any, shape: tuple[int, ...]) -> Box:
     for extent, size in zip(part.extent, shape, strict=True):
         stop = extent.start + extent.length if extent.HasField("length") else size
         if not 0 <= extent.start <= stop <= size:
-            raise ValueError(f"it has a slice from {extent.start} to {stop} in a dimension of {size}")
+            raise ValueError(
+                f"it has a slice from {extent.start} to {stop} in a dimension of {size}"
+            )
         box.append(slice(extent.start, stop))
     return tuple(box)
 
 
 def slice_key(name: str, part: Any) -> bytes:
     """The key of a slice: 0, name, rank, then start and length in each dimension, all in ordered code."""
-    escaped = name.encode().replace(b"\0", b"\0\xff")  # \xff would be escaped too, but is not in UTF-8
-    numbers = [(extent.start, extent.length if extent.HasField("length") else -1) for extent in part.extent]
-    extents = b"".join(_ordered_signed(start) + _ordered_signed(length) for start, length in numbers)
+    escaped = name.encode().replace(
+        b"\0", b"\0\xff"
+    )  # \xff would be escaped too, but is not in UTF-8
+    numbers = [
+        (extent.start, extent.length if extent.HasField("length") else -1) for extent in part.extent
+    ]
+    extents = b"".join(
+        _ordered_signed(start) + _ordered_signed(length) for start, length in numbers
+    )
     return _ordered(0) + escaped + b"\0\1" + _ordered(len(numbers)) + extents
 
 
@@ -135,13 +173,20 @@ def check_tiling(shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
     if covered != math.prod(shape):
         raise ValueError(f"its slices have {covered} elements together, wanted {math.prod(shape)}")
     # Only where slices begin and end matters: a grid of those places is as small as can be.
-    edges = [np.unique([(side.start, side.stop) for side in sides]) for sides in zip(*boxes, strict=True)]
+    edges = [
+        np.unique([(side.start, side.stop) for side in sides]) for sides in zip(*boxes, strict=True)
+    ]
     taken = np.zeros([len(places) - 1 for places in edges], bool)
     for box in boxes:
-        ends = [np.searchsorted(places, (side.start, side.stop)) for places, side in zip(edges, box, strict=True)]
+        ends = [
+            np.searchsorted(places, (side.start, side.stop))
+            for places, side in zip(edges, box, strict=True)
+        ]
         cells = tuple(slice(start, stop) for start, stop in ends)
         if taken[cells].any():
-            raise ValueError(f"its slice {[(side.start, side.stop) for side in box]} overlaps another")
+            raise ValueError(
+                f"its slice {[(side.start, side.stop) for side in box]} overlaps another"
+            )
         taken[cells] = True
 
 
@@ -164,7 +209,9 @@ def object_keys(data: bytes) -> dict[str, str]:
 def _checked_shape(proto: Any) -> tuple[int, ...]:
     shape = tuple(dim.size for dim in proto.dim)
     if proto.unknown_rank or len(shape) > _MAX_RANK or any(size < 0 for size in shape):
-        raise ValueError(f"its shape is {'unknown' if proto.unknown_rank else shape}, wanted up to {_MAX_RANK} sizes")
+        raise ValueError(
+            f"its shape is {'unknown' if proto.unknown_rank else shape}, wanted up to {_MAX_RANK} sizes"
+        )
     # An empty dimension does not excuse the others: numpy refuses them all the same.
     if math.prod(max(size, 1) for size in shape) >= _MAX_ELEMENTS:
         raise ValueError(f"its shape is {shape}, too large for any memory")
@@ -230,7 +277,9 @@ def _checked_node(node: int, nodes: Sequence[Any]) -> int:
 @functools.cache
 def _make_pool() -> descriptor_pool.DescriptorPool:
     # A pool of our own does not collide with the one of TensorFlow or TensorBoard in the same process.
-    file = descriptor_pb2.FileDescriptorProto(name="tensor_bundle.proto", package="tensorflow", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="tensor_bundle.proto", package="tensorflow", syntax="proto3"
+    )
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         for field, declaration in fields.items():

@@ -35,7 +35,9 @@ MAX_INDEX_BYTES = 1 << 28  # by default; an index has about 100 for each variabl
 _MAX_STATE = 1 << 24  # bytes of a file named checkpoint
 _CHUNK = 1 << 20
 # Text without escapes that protobuf would let Python guess at, with a warning.
-_KNOWN_ESCAPES = re.compile(r"""(?:[^\\]|\\(?:[abfnrtvxuU\\'"]|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])))*""")
+_KNOWN_ESCAPES = re.compile(
+    r"""(?:[^\\]|\\(?:[abfnrtvxuU\\'"]|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])))*"""
+)
 
 
 class TfCheckpointError(ValueError):
@@ -67,7 +69,9 @@ class TfCheckpoint:
         try:
             self._prefix = expanded(prefix)
         except PathError as error:
-            raise TfCheckpointError(f"{error}; no such file; the prefix of a checkpoint is a local path") from None
+            raise TfCheckpointError(
+                f"{error}; no such file; the prefix of a checkpoint is a local path"
+            ) from None
         self._index = f"{self._prefix}.index"
         try:
             table = read_table(_read_index(self._index, max_index_bytes))
@@ -99,7 +103,9 @@ class TfCheckpoint:
             return {}
         found = self.variables[_OBJECT_GRAPH]
         if found != TfVariable((), "string"):
-            raise TfCheckpointError(f"{self._index}: {_OBJECT_GRAPH} is {found}, wanted a single string")
+            raise TfCheckpointError(
+                f"{self._index}: {_OBJECT_GRAPH} is {found}, wanted a single string"
+            )
         graph = self.read(_OBJECT_GRAPH).item()
         try:
             return object_keys(graph)
@@ -108,20 +114,26 @@ class TfCheckpoint:
 
     def _suggest(self, name: str) -> str:
         near = difflib.get_close_matches(name, self.variables)
-        return f"; did you mean {' or '.join(near)}?" if near else f" among its {len(self.variables)}"
+        return (
+            f"; did you mean {' or '.join(near)}?" if near else f" among its {len(self.variables)}"
+        )
 
     def _locate(self, entry: Entry) -> "_Span":
         """Where the bytes of a tensor lie. They are there, and as many as its shape wants."""
         entry.check_size()
         shard, offset, size = entry.proto.shard_id, entry.proto.offset, entry.proto.size
         if not 0 <= shard < self._shards:
-            raise ValueError(f"it lies in data file {shard}, and there are {self._shards}, counted from 0")
+            raise ValueError(
+                f"it lies in data file {shard}, and there are {self._shards}, counted from 0"
+            )
         path = f"{self._prefix}.data-{shard:05d}-of-{self._shards:05d}"
         if not os.path.isfile(path):
             raise ValueError(f"its data file is missing: {path}")
         file_size = os.path.getsize(path)
         if offset < 0 or offset + size > file_size:
-            raise ValueError(f"it takes bytes {offset} to {offset + size} of {path}, which has {file_size}")
+            raise ValueError(
+                f"it takes bytes {offset} to {offset + size} of {path}, which has {file_size}"
+            )
         return _Span(path, file_size, offset, size)
 
     def _read_slices(self, name: str, whole: Entry, verify: bool) -> np.ndarray:
@@ -145,7 +157,9 @@ class TfCheckpoint:
         if entry is None:
             raise ValueError(f"its slice with key {key!r} is missing")
         if entry.dtype != whole.dtype or entry.proto.slices:
-            raise ValueError(f"its slice with key {key!r} is sliced again or of dtype {entry.dtype}, not {whole.dtype}")
+            raise ValueError(
+                f"its slice with key {key!r} is sliced again or of dtype {entry.dtype}, not {whole.dtype}"
+            )
         return entry
 
 
@@ -177,13 +191,17 @@ def parse_state(text: str) -> TfCheckpointState:
         text_format.Parse(text, state)
     except (text_format.ParseError, ValueError) as error:
         raise TfCheckpointError(f"not the text of a checkpoint state: {error}") from None
-    return TfCheckpointState(state.model_checkpoint_path or None, tuple(state.all_model_checkpoint_paths))
+    return TfCheckpointState(
+        state.model_checkpoint_path or None, tuple(state.all_model_checkpoint_paths)
+    )
 
 
 def format_state(latest: str, all: Sequence[str]) -> str:
     """The text of a file named `checkpoint`, as TensorFlow writes it: with `latest` at the end of the list."""
     kept = [*all] if all and all[-1] == latest else [*all, latest]
-    state = message_class("CheckpointState")(model_checkpoint_path=latest, all_model_checkpoint_paths=kept)
+    state = message_class("CheckpointState")(
+        model_checkpoint_path=latest, all_model_checkpoint_paths=kept
+    )
     return text_format.MessageToString(state, as_utf8=True)
 
 
@@ -200,7 +218,9 @@ class _Span(NamedTuple):
 
 def _read_index(path: str, max_bytes: int) -> bytes:
     if not is_file(Path(path)):
-        raise ValueError("no such file; the prefix of a checkpoint is the path of its index without .index")
+        raise ValueError(
+            "no such file; the prefix of a checkpoint is the path of its index without .index"
+        )
     try:
         return read_whole(Path(path), max_bytes)
     except OSError as error:
@@ -214,9 +234,13 @@ def _read_header(first: tuple[bytes, bytes] | None) -> int:
         raise ValueError("it has no header, which is an entry with an empty key")
     header = parse_message("BundleHeaderProto", first[1])
     if header.endianness != 0:
-        raise ValueError("it was saved on a big-endian machine; save it again with TensorFlow on a little-endian one")
+        raise ValueError(
+            "it was saved on a big-endian machine; save it again with TensorFlow on a little-endian one"
+        )
     if header.version.min_consumer > _VERSION:
-        raise ValueError(f"it has format version {header.version.min_consumer}, known are those up to {_VERSION}")
+        raise ValueError(
+            f"it has format version {header.version.min_consumer}, known are those up to {_VERSION}"
+        )
     if header.num_shards < 1:
         raise ValueError(f"it has {header.num_shards} data files, wanted at least 1")
     return header.num_shards
@@ -239,7 +263,9 @@ def _check_room(spans: Sequence[_Span]) -> None:
     for span in spans:
         sizes[span.path] += span.size
         if sizes[span.path] > span.file_size:
-            raise ValueError(f"its slices have more bytes together than {span.path}, which has {span.file_size}")
+            raise ValueError(
+                f"its slices have more bytes together than {span.path}, which has {span.file_size}"
+            )
 
 
 def _read_tensor(entry: Entry, span: _Span, verify: bool) -> np.ndarray:
@@ -271,7 +297,9 @@ def _split_strings(data: bytes, count: int, verify: bool) -> tuple[np.ndarray, i
     if end != len(data):
         raise ValueError(f"it is damaged: its strings take {end} bytes, and there are {len(data)}")
     # The lengths are summed as numbers of 4 or 8 bytes, not as they lie in the file.
-    crc = google_crc32c.value(b"".join(length.to_bytes(4 if length < 1 << 32 else 8, "little") for length in lengths))
+    crc = google_crc32c.value(
+        b"".join(length.to_bytes(4 if length < 1 << 32 else 8, "little") for length in lengths)
+    )
     if verify and data[at : at + 4] != mask_crc(crc).to_bytes(4, "little"):
         raise ValueError("it is damaged: the checksum of the lengths of its strings does not match")
     start = at + 4

@@ -24,7 +24,9 @@ class Differentiated(NamedTuple):
 Part = Callable[[Tree, jax.Array, Tree], tuple[Tree, Differentiated]]
 
 
-def accumulate(differentiate: Callable[..., tuple[Any, Tree]], microbatches: int) -> Callable[..., tuple[Any, Tree]]:
+def accumulate(
+    differentiate: Callable[..., tuple[Any, Tree]], microbatches: int
+) -> Callable[..., tuple[Any, Tree]]:
     """What `value_and_grad` of a mean over a batch returns, computed in at most `microbatches` parts.
 
     `differentiate(params, batch, ...)` is called with parts of `batch`, whose leaves have a first axis of examples.
@@ -75,22 +77,34 @@ def average(
     shapes = jax.eval_shape(lambda: part(carry, jnp.int32(0), parts.take(jnp.int32(0)))[1])
     likes, structure = jax.tree.flatten(shapes, is_leaf=_is_whole)
 
-    def weigh(carry: Tree, number: jax.Array, microbatch: Tree, share: float) -> tuple[Tree, list[Any]]:
+    def weigh(
+        carry: Tree, number: jax.Array, microbatch: Tree, share: float
+    ) -> tuple[Tree, list[Any]]:
         carry, found = part(carry, number, microbatch)
         return carry, jax.tree.leaves(_weighed(found, share), is_leaf=_is_whole)
 
     def add(carried: tuple[Tree, list[Any]], number: jax.Array):
         carry, found = weigh(carried[0], number, parts.take(number), parts.size / parts.examples)
-        sums = [None if total is None else _sum(total, leaf) for total, leaf in zip(carried[1], found, strict=True)]
+        sums = [
+            None if total is None else _sum(total, leaf)
+            for total, leaf in zip(carried[1], found, strict=True)
+        ]
         return (carry, sums), [leaf if is_rows(leaf) else None for leaf in found]
 
     zeros = [
-        None if is_rows(like) else jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), like) for like in likes
+        None
+        if is_rows(like)
+        else jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), like)
+        for like in likes
     ]
     (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), jnp.arange(parts.whole))
-    totals = [total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)]
+    totals = [
+        total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)
+    ]
     if parts.rest:
-        carry, found = weigh(carry, jnp.int32(parts.whole), parts.tail(), parts.rest / parts.examples)
+        carry, found = weigh(
+            carry, jnp.int32(parts.whole), parts.tail(), parts.rest / parts.examples
+        )
         totals = [_sum(total, leaf) for total, leaf in zip(totals, found, strict=True)]
     found = structure.unflatten(totals)
     if isinstance(found.value, WeightedMean):
@@ -143,10 +157,14 @@ class _Parts:
 
 
 def _count_examples(batch: Tree) -> int:
-    counts = {name: leaf.shape[0] if jnp.ndim(leaf) else 0 for name, leaf in named_leaves(batch).items()}
+    counts = {
+        name: leaf.shape[0] if jnp.ndim(leaf) else 0 for name, leaf in named_leaves(batch).items()
+    }
     if len(set(counts.values())) != 1 or 0 in counts.values():
         found = ", ".join(f"{name} {count or 'none'}" for name, count in counts.items())
-        raise ValueError(f"the leaves of a batch need one and the same number of examples, got {found or 'no leaves'}")
+        raise ValueError(
+            f"the leaves of a batch need one and the same number of examples, got {found or 'no leaves'}"
+        )
     return next(iter(counts.values()))
 
 

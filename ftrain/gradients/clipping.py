@@ -39,7 +39,9 @@ def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | Non
         limit = jnp.maximum(jnp.asarray(clip_norm, wide.dtype), 0)
         norm = _norm(wide, axes)
         is_short = (norm <= limit) & (limit > 0)
-        clipped = jnp.where(is_short, wide, wide * (limit / norm))  # NaN if the norm is, or if both are 0
+        clipped = jnp.where(
+            is_short, wide, wide * (limit / norm)
+        )  # NaN if the norm is, or if both are 0
         return jnp.reshape(clipped, leaf.shape).astype(leaf.dtype)
 
     return map_values(clip, tree)
@@ -66,7 +68,9 @@ def global_norm(tree: Tree) -> jax.Array:
     return jnp.asarray(optax.tree.norm(arrays), dtype=None if arrays else jnp.result_type(float))
 
 
-def clip_by_global_norm(tree: Tree, clip_norm: Bound, use_norm: Bound | None = None) -> tuple[Tree, jax.Array]:
+def clip_by_global_norm(
+    tree: Tree, clip_norm: Bound, use_norm: Bound | None = None
+) -> tuple[Tree, jax.Array]:
     """All leaves scaled by clip_norm * min(1 / norm, 1 / clip_norm), and the norm they had before.
 
     A norm that is not finite makes every leaf NaN, so that it cannot pass unseen. `use_norm` is the norm if it is

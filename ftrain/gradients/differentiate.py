@@ -49,11 +49,17 @@ def value_and_grad(
 
         traced, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
         if has_aux and not (isinstance(shapes, tuple) and len(shapes) == 2):
-            raise TypeError(f"has_aux is for a function that returns a pair, (value, auxiliary), not {shapes!r:.80}")
+            raise TypeError(
+                f"has_aux is for a function that returns a pair, (value, auxiliary), not {shapes!r:.80}"
+            )
         structure_out = jax.tree.structure(shapes)
-        value, auxiliary, gradients = _differentiate(traced, structure_out, leaves, has_aux, merge_rows)
+        value, auxiliary, gradients = _differentiate(
+            traced, structure_out, leaves, has_aux, merge_rows
+        )
         wanted = structure.unflatten(gradients)
-        return (value, auxiliary) if has_aux else value, wanted[0] if isinstance(argnums, int) else wanted
+        return (value, auxiliary) if has_aux else value, wanted[0] if isinstance(
+            argnums, int
+        ) else wanted
 
     return differentiate
 
@@ -70,7 +76,9 @@ def _differentiate(
     def objective(others: dict[int, jax.Array], taps: list[jax.Array]) -> Any:
         inputs = [others.get(n, leaf) for n, leaf in enumerate(leaves)]
         lookups = Lookups(list(taps))
-        outcome = jax.tree.unflatten(result, evaluate(jaxpr, traced.consts, inputs, owners, lookups))
+        outcome = jax.tree.unflatten(
+            result, evaluate(jaxpr, traced.consts, inputs, owners, lookups)
+        )
         value, auxiliary = outcome if has_aux else (outcome, None)
         return value_of(value), (value, auxiliary, lookups.ids)
 
@@ -80,9 +88,14 @@ def _differentiate(
     gradients = dict(dense)
     if owners:
         zero = _zero_after(jax.tree.leaves((value, auxiliary)))
-        read = [(owner, widen(i) + zero, values) for (owner, _), i, values in zip(sites, ids, sparse, strict=True)]
+        read = [
+            (owner, widen(i) + zero, values)
+            for (owner, _), i, values in zip(sites, ids, sparse, strict=True)
+        ]
         gradients |= {
-            n: _collect(leaves[n], [(i, values) for owner, i, values in read if owner == n], merge_rows)
+            n: _collect(
+                leaves[n], [(i, values) for owner, i, values in read if owner == n], merge_rows
+            )
             for n in owners.values()
         }
     return value, auxiliary, [gradients[n] for n in range(len(leaves))]
@@ -102,7 +115,11 @@ def _zero_after(results: list[Any]) -> jax.Array:
     on what was read, nothing else does, and XLA would copy the whole table to be safe.
     """
     scalars = [jnp.asarray(result) for result in results if jnp.ndim(result) == 0]
-    numbers = [scalar.astype(jnp.float32) for scalar in scalars if jnp.issubdtype(scalar.dtype, jnp.floating)]
+    numbers = [
+        scalar.astype(jnp.float32)
+        for scalar in scalars
+        if jnp.issubdtype(scalar.dtype, jnp.floating)
+    ]
     bits = jax.lax.bitcast_convert_type(sum(numbers, jnp.float32(0)), jnp.int32)
     return jax.lax.shift_right_logical(bits & 1, jnp.int32(1))
 

@@ -25,12 +25,18 @@ def first_positions(ids: jax.Array) -> jax.Array:
         round_number, first = carry
         missing = first < 0
         bucket = _hash(ids, round_number, bits)
-        owners = jnp.full(buckets, count, jnp.int32).at[jnp.where(missing, bucket, buckets)].min(positions, mode="drop")
+        owners = (
+            jnp.full(buckets, count, jnp.int32)
+            .at[jnp.where(missing, bucket, buckets)]
+            .min(positions, mode="drop")
+        )
         owner = owners[bucket]
         placed = missing & (ids[jnp.minimum(owner, count - 1)] == ids)
         return round_number + 1, jnp.where(placed, owner, first)
 
-    nothing_placed = jnp.full_like(ids, -1, dtype=jnp.int32)  # made like ids, which may differ over a mesh
+    nothing_placed = jnp.full_like(
+        ids, -1, dtype=jnp.int32
+    )  # made like ids, which may differ over a mesh
     start = (jnp.zeros((), jnp.uint32), nothing_placed)
     return jax.lax.while_loop(lambda carry: jnp.any(carry[1] < 0), place, start)[1]
 

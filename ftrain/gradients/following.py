@@ -30,7 +30,10 @@ Owners = Mapping[Any, int]
 
 def only_looked_up(jaxpr: Jaxpr) -> set[Any]:
     """The variables that are tables of lookups and are used in no other way."""
-    tables, others = set(), {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
+    tables, others = (
+        set(),
+        {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)},
+    )
     for equation in jaxpr.eqns:
         inner = _inner(equation)
         inner_tables = only_looked_up(inner) if inner is not None else set()
@@ -51,7 +54,9 @@ def sites_of(jaxpr: Jaxpr, owners: Owners) -> Iterator[tuple[int, Any]]:
             yield from sites_of(inner, _passed_on(equation, inner, owners))
 
 
-def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], owners: Owners, lookups: Lookups) -> list:
+def evaluate(
+    jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], owners: Owners, lookups: Lookups
+) -> list:
     """The outputs of a traced function, with taps added to the lookups of the owners' tables."""
     if not owners:
         return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*inputs)
@@ -62,11 +67,15 @@ def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], owners:
 
     for equation in jaxpr.eqns:
         operands = [read(variable) for variable in equation.invars]
-        values.update(zip(equation.outvars, _perform(equation, operands, owners, lookups), strict=True))
+        values.update(
+            zip(equation.outvars, _perform(equation, operands, owners, lookups), strict=True)
+        )
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def _perform(equation: JaxprEqn, operands: list[Any], owners: Owners, lookups: Lookups) -> Sequence[Any]:
+def _perform(
+    equation: JaxprEqn, operands: list[Any], owners: Owners, lookups: Lookups
+) -> Sequence[Any]:
     if equation.primitive is lookup_p and _owner(equation.invars[0], owners) is not None:
         return [lookups.perform(*operands, **equation.params)]
     inner = _inner(equation)
@@ -84,7 +93,12 @@ def _apply(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         if not isinstance(variable, Literal) and variable not in invars:
             invars.append(variable)
             inputs.append(operand)
-    names = DebugInfo("value_and_grad", str(equation.primitive), ("",) * len(invars), ("",) * len(equation.outvars))
+    names = DebugInfo(
+        "value_and_grad",
+        str(equation.primitive),
+        ("",) * len(invars),
+        ("",) * len(equation.outvars),
+    )
     line = Jaxpr((), invars, equation.outvars, [equation], equation.effects, names)
     return jaxpr_as_fun(ClosedJaxpr(line, ()))(*inputs)
 
@@ -94,7 +108,9 @@ def _evaluate_again_backwards(
 ) -> list[Any]:
     """A call under `jax.checkpoint`, kept as one: the backward pass computes it anew."""
 
-    @functools.partial(jax.checkpoint, policy=equation.params["policy"], prevent_cse=equation.params["prevent_cse"])
+    @functools.partial(
+        jax.checkpoint, policy=equation.params["policy"], prevent_cse=equation.params["prevent_cse"]
+    )
     def body(operands: list[Any], taps: list[jax.Array]) -> tuple[list[Any], list[jax.Array]]:
         own = Lookups(list(taps))
         return evaluate(inner, (), operands, owners, own), own.ids

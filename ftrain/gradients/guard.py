@@ -17,7 +17,9 @@ class GuardState(NamedTuple):
     skipped: Skipped
     in_a_row: jax.Array  # updates skipped since the last one that was applied
     applied: jax.Array  # updates applied so far
-    usual_norm: jax.Array  # the running mean of the gradient's norm, over the updates that were applied
+    usual_norm: (
+        jax.Array
+    )  # the running mean of the gradient's norm, over the updates that were applied
 
 
 def guard(
@@ -46,7 +48,9 @@ def guard(
 
     def init(params: Tree) -> GuardState:
         skipped, in_a_row, applied = (jnp.zeros((), jnp.int32) for _ in range(3))
-        return GuardState(inner.init(params), Skipped(skipped), in_a_row, applied, jnp.zeros((), jnp.float32))
+        return GuardState(
+            inner.init(params), Skipped(skipped), in_a_row, applied, jnp.zeros((), jnp.float32)
+        )
 
     def update(gradients: Tree, state: GuardState, params: Tree | None = None, **extra: Any):
         norm = global_norm(gradients).astype(jnp.float32)

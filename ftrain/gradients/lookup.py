@@ -13,7 +13,9 @@ from jax.interpreters import ad, batching, mlir
 OutOfRange = Literal["error", "drop"]
 
 
-def lookup(table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRange = "error") -> jax.Array:
+def lookup(
+    table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRange = "error"
+) -> jax.Array:
     """`table[ids]`: for ids of any shape, the rows they name, in the shape `ids.shape + table.shape[1:]`.
 
     It is `jax.numpy.take` along the first axis, but differentiated by `ftrain.gradients.value_and_grad` its table gets
@@ -32,7 +34,11 @@ def lookup(table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRa
         raise TypeError(f"lookup needs a table, an array of rows, got {type(table).__name__}")
     if table.ndim < 1:
         raise ValueError("lookup needs a table of rows, got a scalar")
-    ids = ids if isinstance(ids, jax.Array) else np.asarray(ids, dtype=None if np.size(ids) else np.int32)
+    ids = (
+        ids
+        if isinstance(ids, jax.Array)
+        else np.asarray(ids, dtype=None if np.size(ids) else np.int32)
+    )
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"ids must be integers, got {ids.dtype}")
     if out_of_range == "error" and not isinstance(ids, core.Tracer):
@@ -42,7 +48,9 @@ def lookup(table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRa
             f"compiled code marks ids out of range by rows of NaN, and a table of {table.dtype} has none; "
             'pass out_of_range="drop", which reads zeros for them'
         )
-    if isinstance(ids, np.ndarray):  # which may hold numbers that jax would cut off, and so take for others
+    if isinstance(
+        ids, np.ndarray
+    ):  # which may hold numbers that jax would cut off, and so take for others
         ids = np.where((ids < 0) | (ids >= table.shape[0]), -1, ids).astype(np.int32)
     return lookup_p.bind(jnp.asarray(table), jnp.asarray(ids), out_of_range=out_of_range)
 
@@ -59,7 +67,9 @@ def gather(table: jax.Array, ids: jax.Array, *, out_of_range: OutOfRange) -> jax
 def _check_range(ids: np.ndarray, rows: int) -> None:
     wrong = ids[(ids < 0) | (ids >= rows)]
     if wrong.size:
-        raise IndexError(f'id {wrong[0]} is not in a table of {rows} rows; out_of_range="drop" reads zeros for it')
+        raise IndexError(
+            f'id {wrong[0]} is not in a table of {rows} rows; out_of_range="drop" reads zeros for it'
+        )
 
 
 # A primitive of its own, because a plain gather cannot be told from any other indexing once a function is traced.
@@ -70,19 +80,27 @@ lookup_p.def_impl(jax.jit(gather, static_argnames="out_of_range"))
 @lookup_p.def_abstract_eval
 def _shape(table: Any, ids: Any, *, out_of_range: OutOfRange) -> Any:
     # What jax itself makes of a gather: with it comes over which axes of a mesh the outcome differs.
-    return jax.make_jaxpr(functools.partial(gather, out_of_range=out_of_range))(table, ids).out_avals[0]
+    return jax.make_jaxpr(functools.partial(gather, out_of_range=out_of_range))(
+        table, ids
+    ).out_avals[0]
 
 
-def _differentiate(primals: Any, tangents: Any, *, out_of_range: OutOfRange) -> tuple[jax.Array, jax.Array]:
+def _differentiate(
+    primals: Any, tangents: Any, *, out_of_range: OutOfRange
+) -> tuple[jax.Array, jax.Array]:
     table, ids = primals
-    return jax.jvp(functools.partial(gather, ids=ids, out_of_range=out_of_range), (table,), (tangents[0],))
+    return jax.jvp(
+        functools.partial(gather, ids=ids, out_of_range=out_of_range), (table,), (tangents[0],)
+    )
 
 
 def _batch(operands: Any, axes: Any, *, out_of_range: OutOfRange) -> tuple[jax.Array, int]:
     table, ids = operands
     if axes[0] is None:  # one table for the whole batch: a lookup of more ids
         return lookup_p.bind(table, jnp.moveaxis(ids, axes[1], 0), out_of_range=out_of_range), 0
-    return jax.vmap(functools.partial(gather, out_of_range=out_of_range), in_axes=axes)(table, ids), 0
+    return jax.vmap(functools.partial(gather, out_of_range=out_of_range), in_axes=axes)(
+        table, ids
+    ), 0
 
 
 ad.primitive_jvps[lookup_p] = _differentiate

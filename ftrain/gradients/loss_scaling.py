@@ -46,7 +46,9 @@ def loss_scaling(
 
     def init(params: Tree) -> LossScaleState:
         skipped, since_change = (jnp.zeros((), jnp.int32) for _ in range(2))
-        return LossScaleState(inner.init(params), jnp.asarray(scale, jnp.float32), Skipped(skipped), since_change)
+        return LossScaleState(
+            inner.init(params), jnp.asarray(scale, jnp.float32), Skipped(skipped), since_change
+        )
 
     def update(gradients: Tree, state: LossScaleState, params: Tree | None = None, **extra: Any):
         good = all_finite(gradients)

@@ -12,7 +12,9 @@ from ftrain.weighted_mean import WeightedMean, is_weighted
 Axis = str | tuple[str, ...]  # the name, or names, by which shard_map or pmap calls the replicas
 
 
-def mean_over_replicas(tree: Tree, axis: Axis, weight: jax.Array | None = None, *, merge_rows: bool = True) -> Tree:
+def mean_over_replicas(
+    tree: Tree, axis: Axis, weight: jax.Array | None = None, *, merge_rows: bool = True
+) -> Tree:
     """The mean of every leaf over the replicas of an `axis`; with a `weight` on each, weighted.
 
     A replica whose weight is 0 contributes nothing, NaN or not. If none has any, the means are zero. A `WeightedMean`
@@ -23,7 +25,10 @@ def mean_over_replicas(tree: Tree, axis: Axis, weight: jax.Array | None = None, 
 
     def mean(leaf: Any) -> Any:
         if isinstance(leaf, WeightedMean):
-            parts = (jax.lax.psum(_weighed(_widen(part), weight), axis) for part in (leaf.total, leaf.weight))
+            parts = (
+                jax.lax.psum(_weighed(_widen(part), weight), axis)
+                for part in (leaf.total, leaf.weight)
+            )
             return WeightedMean(*parts)
         if isinstance(leaf, Rows):
             values = _weighed(_widen(leaf.values), weight) / _divisor(total)
@@ -32,7 +37,9 @@ def mean_over_replicas(tree: Tree, axis: Axis, weight: jax.Array | None = None, 
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value
         averaged = jax.lax.psum(_weighed(_widen(value), weight), axis) / _divisor(total)
-        return averaged.astype(value.dtype) if jnp.issubdtype(value.dtype, jnp.inexact) else averaged
+        return (
+            averaged.astype(value.dtype) if jnp.issubdtype(value.dtype, jnp.inexact) else averaged
+        )
 
     return jax.tree.map(mean, tree, is_leaf=lambda node: is_rows(node) or is_weighted(node))
 
@@ -43,7 +50,9 @@ def replicas_of(axis: Axis) -> jax.Array | int:
 
 
 def _weighed(values: jax.Array, weight: jax.Array | None) -> jax.Array:
-    return values if weight is None else jnp.where(weight > 0, values * weight.astype(values.dtype), 0)
+    return (
+        values if weight is None else jnp.where(weight > 0, values * weight.astype(values.dtype), 0)
+    )
 
 
 def _widen(values: Any) -> jax.Array:
@@ -56,6 +65,8 @@ def _divisor(total: jax.Array | int) -> jax.Array:
 
 
 def _gather(rows: Rows, axis: Axis, merge_rows: bool) -> Rows:
-    indices, values = (jax.lax.all_gather(part, axis, tiled=True) for part in (rows.indices, rows.values))
+    indices, values = (
+        jax.lax.all_gather(part, axis, tiled=True) for part in (rows.indices, rows.values)
+    )
     gathered = Rows(indices, values)
     return gathered.sum_duplicates() if merge_rows else gathered

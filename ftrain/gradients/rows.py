@@ -28,7 +28,9 @@ class Rows:
 
     indices: jax.Array  # [n]
     values: jax.Array  # [n, ...], each the shape of a row
-    unique: bool = dataclasses.field(default=False, metadata={"static": True})  # known to name no row twice
+    unique: bool = dataclasses.field(
+        default=False, metadata={"static": True}
+    )  # known to name no row twice
 
     def __post_init__(self) -> None:
         if isinstance(self.indices, np.ndarray):
@@ -45,12 +47,16 @@ class Rows:
     def add_to(self, table: jax.Array) -> jax.Array:
         """`table` with these rows added; in place, where the table's buffer may be reused."""
         values = self.values.astype(table.dtype)
-        return table.at[self.indices].add(values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False)
+        return table.at[self.indices].add(
+            values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False
+        )
 
     def put_into(self, table: jax.Array, values: jax.Array) -> jax.Array:
         """`table` with `values` in these rows; which of two values for one row stays is not defined."""
         values = values.astype(table.dtype)
-        return table.at[self.indices].set(values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False)
+        return table.at[self.indices].set(
+            values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False
+        )
 
     def take_from(self, table: jax.Array) -> jax.Array:
         """What `table` holds in these rows; anything where an index names no row."""
@@ -68,8 +74,12 @@ class Rows:
         is_first = first == jnp.arange(count, dtype=jnp.int32)
         if table is not None:
             is_first &= self.is_within(table)
-        places = jnp.where(is_first, jnp.cumsum(is_first, dtype=jnp.int32) - 1, count)[first]  # `count` is out of it
-        wide = self.values.astype(jnp.promote_types(self.values.dtype, jnp.float32))  # sums lose too much in bfloat16
+        places = jnp.where(is_first, jnp.cumsum(is_first, dtype=jnp.int32) - 1, count)[
+            first
+        ]  # `count` is out of it
+        wide = self.values.astype(
+            jnp.promote_types(self.values.dtype, jnp.float32)
+        )  # sums lose too much in bfloat16
         summed = jnp.zeros_like(wide).at[places].add(wide, mode="drop").astype(self.values.dtype)
         named = nowhere(count, indices.dtype).at[places].set(indices, mode="drop")
         return dataclasses.replace(self, indices=named, values=summed, unique=True)
@@ -82,10 +92,14 @@ class Rows:
 
 def _within_int32(indices: np.ndarray) -> np.ndarray:
     """Indices that jax keeps as they are: without 64 bits it would drop the upper half, and so name other rows."""
-    settings: Any = jax.config  # jax defines its attributes at run time, where a type checker cannot see them
+    settings: Any = (
+        jax.config
+    )  # jax defines its attributes at run time, where a type checker cannot see them
     if indices.dtype.kind not in "iu" or indices.dtype.itemsize < 8 or settings.jax_enable_x64:
         return indices
-    return np.where((indices < 0) | (indices > np.iinfo(np.int32).max), -1, indices).astype(np.int32)
+    return np.where((indices < 0) | (indices > np.iinfo(np.int32).max), -1, indices).astype(
+        np.int32
+    )
 
 
 def widen(indices: jax.Array) -> jax.Array:
@@ -105,12 +119,16 @@ def is_rows(node: Any) -> bool:
 
 def map_values(function: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
     """`function` applied to every array of a tree, of `Rows` to the values alone."""
-    return jax.tree.map(lambda leaf: leaf.map(function) if is_rows(leaf) else function(leaf), tree, is_leaf=is_rows)
+    return jax.tree.map(
+        lambda leaf: leaf.map(function) if is_rows(leaf) else function(leaf), tree, is_leaf=is_rows
+    )
 
 
 def values_of(tree: Tree) -> list[jax.Array]:
     """The arrays of a tree; of `Rows`, the values."""
-    return [leaf.values if is_rows(leaf) else leaf for leaf in jax.tree.leaves(tree, is_leaf=is_rows)]
+    return [
+        leaf.values if is_rows(leaf) else leaf for leaf in jax.tree.leaves(tree, is_leaf=is_rows)
+    ]
 
 
 def to_dense(tree: Tree, like: Tree) -> Tree:
@@ -131,7 +149,9 @@ def densify() -> optax.GradientTransformationExtraArgs:
 
     def update(gradients: Tree, params: Tree | None) -> Tree:
         if params is None:
-            raise ValueError("densify needs the parameters' shapes: call update(gradients, state, params)")
+            raise ValueError(
+                "densify needs the parameters' shapes: call update(gradients, state, params)"
+            )
         return to_dense(gradients, params)
 
     return optax.with_extra_args_support(optax.stateless(update))

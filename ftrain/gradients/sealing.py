@@ -30,7 +30,9 @@ class _Seal:
         self._rows = rows
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise TakenApartError(f"a transform asked Rows for {name}: put ftrain.gradients.densify() before it")
+        raise TakenApartError(
+            f"a transform asked Rows for {name}: put ftrain.gradients.densify() before it"
+        )
 
 
 def _open(_: None, children: tuple[Any]) -> Any:
@@ -51,7 +53,11 @@ def unseal(tree: Tree) -> Tree:
 
 
 def update_with_rows(
-    optimizer: optax.GradientTransformation, gradients: Tree, state: Tree, params: Tree, **extra: Any
+    optimizer: optax.GradientTransformation,
+    gradients: Tree,
+    state: Tree,
+    params: Tree,
+    **extra: Any,
 ) -> tuple[Tree, Tree]:
     """`optimizer.update`, with `Rows` as whole tables if one of its transforms does not know them.
 

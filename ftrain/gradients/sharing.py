@@ -26,4 +26,6 @@ def share(leaf: jax.Array) -> jax.Array:
     mesh = _mesh.get()
     if mesh is None or leaf.size < _LEAST or leaf.size % mesh.size:
         return leaf
-    return jax.lax.with_sharding_constraint(leaf.reshape(-1), NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    return jax.lax.with_sharding_constraint(
+        leaf.reshape(-1), NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    )

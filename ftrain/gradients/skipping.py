@@ -23,10 +23,14 @@ def update_if(
 
     A conditional, not a choice between two results: that would copy every table.
     """
-    was_sealed = any(isinstance(leaf, SealedRows) for leaf in jax.tree.leaves(gradients, is_leaf=is_rows))
+    was_sealed = any(
+        isinstance(leaf, SealedRows) for leaf in jax.tree.leaves(gradients, is_leaf=is_rows)
+    )
 
     def apply(gradients: Tree, state: Tree) -> tuple[Tree, Tree]:
-        updates, state = optimizer.update(seal(gradients) if was_sealed else gradients, state, params, **extra)
+        updates, state = optimizer.update(
+            seal(gradients) if was_sealed else gradients, state, params, **extra
+        )
         return unseal(updates), state
 
     def skip(gradients: Tree, state: Tree) -> tuple[Tree, Tree]:
@@ -39,7 +43,9 @@ def update_if(
 
 def check_transform(optimizer: Any) -> None:
     if not isinstance(optimizer, optax.GradientTransformation):
-        turned = ".gradient_transformation()" if hasattr(optimizer, "gradient_transformation") else ""
+        turned = (
+            ".gradient_transformation()" if hasattr(optimizer, "gradient_transformation") else ""
+        )
         hint = f"; call its {turned}" if turned else ""
         raise TypeError(
             f"optimizer must be an optax.GradientTransformation, such as adam(0.001), got {optimizer!r:.80}{hint}"

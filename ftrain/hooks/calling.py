@@ -11,7 +11,11 @@ class Callback(Hook):
     """Call `function(report)` when it is time. It may read, publish and ask to stop."""
 
     def __init__(
-        self, function: Callable[[Report], Any], *, when: Trigger = every(steps=100), needs_state: bool = True
+        self,
+        function: Callable[[Report], Any],
+        *,
+        when: Trigger = every(steps=100),
+        needs_state: bool = True,
     ):
         self.function, self.when, self.needs_state = _checked(function), when, needs_state
 
@@ -43,7 +47,13 @@ class FinalOps(Hook):
     def end(self, report: Report) -> None:
         self.result = self.function(report.state)
         if isinstance(self.result, Mapping):
-            report.publish({name: value for name, value in self.result.items() if isinstance(value, (int, float, str))})
+            report.publish(
+                {
+                    name: value
+                    for name, value in self.result.items()
+                    if isinstance(value, (int, float, str))
+                }
+            )
 
 
 def _checked(function: Any) -> Any:

@@ -25,7 +25,9 @@ SHOWN = 3  # metrics in a progress bar, if none of them is the loss
 def _print(line: str) -> None:
     try:
         print(line, flush=True)
-    except BrokenPipeError:  # Ctrl-C also ended the `tee` that was listening: go on, there is a state to save
+    except (
+        BrokenPipeError
+    ):  # Ctrl-C also ended the `tee` that was listening: go on, there is a state to save
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -64,7 +66,9 @@ class Logging(Hook):
             self._looked = True
             missing = [name for name in self.metrics or () if name not in values]
             if missing:
-                report.notice(f"to be logged, and not there yet: {', '.join(missing)}; there are {', '.join(values)}")
+                report.notice(
+                    f"to be logged, and not there yet: {', '.join(missing)}; there are {', '.join(values)}"
+                )
         self.receive(report.step, values)
         self._logged = report.step
 
@@ -79,7 +83,9 @@ class Logging(Hook):
 
     def end(self, report: Report) -> None:
         if self.at_end and self._logged != report.step:  # what was published has been received
-            self.receive(report.step, {k: v for k, v in report.values().items() if k not in report.published})
+            self.receive(
+                report.step, {k: v for k, v in report.values().items() if k not in report.published}
+            )
 
 
 class LogFile(Logging):
@@ -109,10 +115,18 @@ class ProgressBar(Hook):
     needs_state = False
     chief_only = True
 
-    def __init__(self, steps: int | None = None, console: Console | None = None, *, when: Trigger = every(secs=0.2)):
+    def __init__(
+        self,
+        steps: int | None = None,
+        console: Console | None = None,
+        *,
+        when: Trigger = every(secs=0.2),
+    ):
         self.when = when
         columns = (TextColumn("step"), _Steps(), BarColumn(), TextColumn("{task.fields[shown]}"))
-        self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
+        self._progress = Progress(
+            *columns, TextColumn("left"), TimeRemainingColumn(), console=console
+        )
         self._task = self._progress.add_task("train", total=steps, shown="compiling ...")
         self._speed = Speed()
         self._begun = 0  # the step that the run started from
@@ -126,7 +140,9 @@ class ProgressBar(Hook):
         self._progress.start()
 
     def after_step(self, report: Report) -> None:
-        values = _shown(report.values()) | {"steps/s": self._speed.measure(report.step, report.time) or 0.0}
+        values = _shown(report.values()) | {
+            "steps/s": self._speed.measure(report.step, report.time) or 0.0
+        }
         self._progress.update(self._task, completed=report.step, shown=format_values(values))
 
     def receive(self, step: int, values: Mapping[str, Value]) -> None:
@@ -147,14 +163,20 @@ class ProgressBar(Hook):
 
 class _Steps(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{int(task.completed)}" + (f"/{int(task.total)}" if task.total is not None else ""))
+        return Text(
+            f"{int(task.completed)}" + (f"/{int(task.total)}" if task.total is not None else "")
+        )
 
 
 def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
     """What a bar has room for: the loss, or else the first metrics, and the learning rate if it is known."""
     numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
     rate = numbers.pop("learning_rate", math.nan)
-    first = {"loss": numbers["loss"]} if "loss" in numbers else dict(itertools.islice(numbers.items(), SHOWN))
+    first = (
+        {"loss": numbers["loss"]}
+        if "loss" in numbers
+        else dict(itertools.islice(numbers.items(), SHOWN))
+    )
     return {**first} if math.isnan(rate) else {**first, "lr": rate}
 
 
@@ -165,8 +187,12 @@ def format_values(values: Mapping[str, Value]) -> str:
     'loss 0.1235, steps 1000\\n  sample: def f():'
     """
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
-    numbers = ", ".join(_format(name, value) for name, value in values.items() if not isinstance(value, str))
-    return numbers + "".join(f"\n  {name}: " + text.replace("\n", "\n    ") for name, text in texts.items())
+    numbers = ", ".join(
+        _format(name, value) for name, value in values.items() if not isinstance(value, str)
+    )
+    return numbers + "".join(
+        f"\n  {name}: " + text.replace("\n", "\n    ") for name, text in texts.items()
+    )
 
 
 def _format(name: str, value: float) -> str:

@@ -4,7 +4,9 @@ from collections import deque
 
 from ftrain.training import Hook, Metrics, Report, Trigger, every
 
-SHORTEST = 0.25  # seconds; over less, how long the loop waited for its turn on the processor would show
+SHORTEST = (
+    0.25  # seconds; over less, how long the loop waited for its turn on the processor would show
+)
 
 
 class Speed:
@@ -15,7 +17,9 @@ class Speed:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, float]] = deque()  # steps, and when they finished; speed is since the first
+        self._marks: deque[tuple[int, float]] = (
+            deque()
+        )  # steps, and when they finished; speed is since the first
 
     def clear(self) -> None:
         self._marks.clear()

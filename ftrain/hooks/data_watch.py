@@ -50,6 +50,8 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        warnings.warn(f"{path} cannot be read, so the data cannot be compared with it: {error}", stacklevel=2)
+        warnings.warn(
+            f"{path} cannot be read, so the data cannot be compared with it: {error}", stacklevel=2
+        )
         return {}
     return found if isinstance(found, dict) else {}

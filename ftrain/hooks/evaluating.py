@@ -28,7 +28,9 @@ class Evaluator(Hook):
 
     def begin(self, report: Report) -> None:
         if self.use_averages and report.state.averages is None:
-            raise ValueError("use_averages needs averages: give the step a decay for them, averages=0.999")
+            raise ValueError(
+                "use_averages needs averages: give the step a decay for them, averages=0.999"
+            )
         self._evaluated = report.step
 
     def state(self) -> dict[str, int | None]:
@@ -44,7 +46,9 @@ class Evaluator(Hook):
             params = averaged(state.averages, state.params)
         measured = self.evaluate(params)
         if not isinstance(measured, Mapping):
-            raise TypeError(f"evaluate must return a dict of numbers and texts, got {measured!r:.60}")
+            raise TypeError(
+                f"evaluate must return a dict of numbers and texts, got {measured!r:.60}"
+            )
         return {f"eval/{name}": value for name, value in measured.items()}
 
     def after_step(self, report: Report) -> None:

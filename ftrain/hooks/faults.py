@@ -25,7 +25,11 @@ class Faults(Hook):
 
     def __init__(self, faults: Sequence[Fault], rank: int, note: Path):
         happened = note.read_text().splitlines() if note.exists() else []
-        own = [fault for fault in faults if fault.rank in (None, rank) and _line(fault, rank) not in happened]
+        own = [
+            fault
+            for fault in faults
+            if fault.rank in (None, rank) and _line(fault, rank) not in happened
+        ]
         self._of_data = [fault for fault in own if fault.kind in _OF_DATA]
         self._others = [fault for fault in own if fault.kind not in _OF_DATA]
         self._rank, self._note = rank, note
@@ -64,7 +68,10 @@ def _spoil(fault: Fault, batch: Batch) -> Batch:
     if not floats:
         raise ValueError("the fault nan: a batch without floating-point numbers cannot hold one")
     return jax.tree.map(
-        lambda leaf: np.full_like(leaf, np.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, batch
+        lambda leaf: (
+            np.full_like(leaf, np.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        ),
+        batch,
     )
 
 

@@ -40,7 +40,9 @@ class Ledger(Hook):
         return None
 
     def after_step(self, report: Report) -> None:
-        self._write({"step": report.step, "batch": self._batch, "state": digest_leaves(report.state)})
+        self._write(
+            {"step": report.step, "batch": self._batch, "state": digest_leaves(report.state)}
+        )
 
     def close(self) -> None:
         if self._file is not None:

@@ -13,7 +13,9 @@ import jax
 from ftrain.paths import local_path
 from ftrain.training import Hook, Report, Trigger
 
-PROFILES = Path("plugins", "profile")  # where TensorBoard's profile page looks, one directory for each trace
+PROFILES = Path(
+    "plugins", "profile"
+)  # where TensorBoard's profile page looks, one directory for each trace
 
 
 class Profiler(Hook):
@@ -39,11 +41,19 @@ class Profiler(Hook):
     ):
         if at_steps is not None and every_steps is not None:
             raise ValueError("Profiler takes at_steps or every_steps, not both")
-        starts = () if every_steps is not None else (10,) if at_steps is None else tuple(sorted(at_steps))
+        starts = (
+            ()
+            if every_steps is not None
+            else (10,)
+            if at_steps is None
+            else tuple(sorted(at_steps))
+        )
         if steps < 1 or any(step < 1 for step in starts):
             raise ValueError(f"Profiler needs steps >= 1, got {steps} from {list(starts)} on")
         if every_steps is not None and every_steps < steps:
-            raise ValueError(f"every_steps must be >= steps, got {every_steps} and {steps}: the traces would overlap")
+            raise ValueError(
+                f"every_steps must be >= steps, got {every_steps} and {steps}: the traces would overlap"
+            )
         if any(later - earlier < steps for earlier, later in itertools.pairwise(starts)):
             raise ValueError(f"the steps to profile overlap: {steps} from {list(starts)} on")
         self.directory = local_path(directory)
@@ -83,7 +93,9 @@ class Profiler(Hook):
         shutil.rmtree(self._staged, ignore_errors=True)
         try:
             jax.profiler.start_trace(self._staged)
-        except RuntimeError as error:  # there is one profiler in a process, and the user's own code may be using it
+        except (
+            RuntimeError
+        ) as error:  # there is one profiler in a process, and the user's own code may be using it
             report.notice(f"step {report.step + 1} is not profiled: {error}")
         else:
             self._traced = report.step + 1
@@ -98,7 +110,9 @@ class Profiler(Hook):
         profiles = self.directory / PROFILES
         profiles.mkdir(parents=True, exist_ok=True)
         for trace in (self._staged / PROFILES).glob("*"):
-            names = itertools.chain([f"step_{step:08}"], (f"step_{step:08}_{n}" for n in itertools.count(2)))
+            names = itertools.chain(
+                [f"step_{step:08}"], (f"step_{step:08}_{n}" for n in itertools.count(2))
+            )
             trace.rename(next(profiles / name for name in names if not (profiles / name).exists()))
 
 

@@ -66,10 +66,17 @@ class CheckpointSaver(Hook):
     ):
         for listener in listeners:
             if not isinstance(listener, SaveListener):
-                raise TypeError(f"listeners must be instances of ftrain.hooks.SaveListener, got {listener!r}")
+                raise TypeError(
+                    f"listeners must be instances of ftrain.hooks.SaveListener, got {listener!r}"
+                )
         if on_error not in ("stop", "continue"):
             raise ValueError(f"on_error must be 'stop' or 'continue', got {on_error!r}")
-        self.when, self.at_start, self.listeners, self.on_error = when, at_start, listeners, on_error
+        self.when, self.at_start, self.listeners, self.on_error = (
+            when,
+            at_start,
+            listeners,
+            on_error,
+        )
         self.manager = CheckpointManager(
             directory,
             keep=keep,
@@ -116,10 +123,14 @@ class CheckpointSaver(Hook):
     def begin(self, report: Report) -> None:
         self.manager.tell = report.notice
         if self.follows_chief:
-            report.notice(f"{self.manager.directory} is written by another process; this one saves nothing")
+            report.notice(
+                f"{self.manager.directory} is written by another process; this one saves nothing"
+            )
             return
         for step in self._unfinished:
-            report.notice(f"the save of step {step} was never finished; the run goes on from step {report.step}")
+            report.notice(
+                f"the save of step {step} was never finished; the run goes on from step {report.step}"
+            )
         if suspects := [step for step in self.manager.suspects() if step > report.step]:
             report.notice(
                 f"the state of step {suspects[0]} was not finite, and was put aside as {suspects[0]}.suspect; "
@@ -153,7 +164,9 @@ class CheckpointSaver(Hook):
         if self.follows_chief:
             return
         if self._lock is not None and not is_still_held(self._lock, self._lock_path):
-            raise InUseError(f"{self._lock_path} was deleted, and another process saves there now; this run ends")
+            raise InUseError(
+                f"{self._lock_path} was deleted, and another process saves there now; this run ends"
+            )
         with self._surviving(report):
             self.manager.wait()
         if report.step in self.manager.steps():
@@ -170,7 +183,9 @@ class CheckpointSaver(Hook):
                 self.manager.wait()
         for listener in self.listeners if report.step in self.manager.steps() else ():
             if listener.after_save(report.step):
-                report.stop(f"{type(listener).__name__} asked to after the checkpoint of step {report.step}")
+                report.stop(
+                    f"{type(listener).__name__} asked to after the checkpoint of step {report.step}"
+                )
 
     def _complete(self, report: Report) -> None:
         """Add what came after the last step was saved, such as an evaluation at the end."""
@@ -180,15 +195,26 @@ class CheckpointSaver(Hook):
         with self._surviving(report):
             if report.published and report.step in self.manager.steps():
                 states = {**self.manager.extra(report.step).get(HOOKS, {}), **report.hook_states()}
-                self.manager.complete(report.step, metrics=self._metrics(report), extra={HOOKS: states})
+                self.manager.complete(
+                    report.step, metrics=self._metrics(report), extra={HOOKS: states}
+                )
 
     def _metrics(self, report: Report) -> dict[str, float]:
-        return {name: float(value) for name, value in report.values().items() if not isinstance(value, str)}
+        return {
+            name: float(value)
+            for name, value in report.values().items()
+            if not isinstance(value, str)
+        }
 
     def _look_for_best(self, report: Report) -> None:
         """Report once that the metric which the best are chosen by is missing."""
         metrics, retention = self._metrics(report), self.manager.retention
-        if retention.best and retention.metric not in metrics and metrics and not self._looked_for_best:
+        if (
+            retention.best
+            and retention.metric not in metrics
+            and metrics
+            and not self._looked_for_best
+        ):
             self._looked_for_best = True
             report.notice(
                 f"best_metric {retention.metric!r} is not known at step {report.step}, so it cannot rank as best; "

@@ -86,7 +86,9 @@ class StopWhen(Hook):
         self.mode, self.least_change = mode, least_change
         self.label = f"{metric}, {mode}"
         self._sign = 1.0 if mode == "min" else -1.0  # the smaller, the better
-        self._goal = self._best = math.inf  # what must be beaten, and the best so far, both times the sign
+        self._goal = self._best = (
+            math.inf
+        )  # what must be beaten, and the best so far, both times the sign
         self._looks = 0  # since the goal was beaten
         self._last: tuple[int, float] | None = None  # the step of the last look, and what was seen
         self._report: Report | None = None  # of the beginning; it knows whether the run is over
@@ -123,7 +125,9 @@ class StopWhen(Hook):
         if value is None or isinstance(value, str):
             return None
         self._seen = True
-        if self._report is not None and self._report.ending:  # a run that was to go on would not have looked here
+        if (
+            self._report is not None and self._report.ending
+        ):  # a run that was to go on would not have looked here
             return None
         self._last = step, value
         self._best = min(self._best, self._sign * value)
@@ -148,7 +152,9 @@ class StopWhen(Hook):
     def end(self, report: Report) -> None:
         if not self._seen and report.values():
             there = ", ".join(report.values())
-            report.notice(f"StopWhen has never seen the metric {self.metric}; at the end there are {there}")
+            report.notice(
+                f"StopWhen has never seen the metric {self.metric}; at the end there are {there}"
+            )
 
 
 class StopOnNaN(Hook):
@@ -175,10 +181,14 @@ class StopOnNaN(Hook):
     ):
         if action not in ("raise", "stop"):
             raise ValueError(f'action must be "raise" or "stop", got {action!r}')
-        self.metrics = None if metrics is None else (metrics,) if isinstance(metrics, str) else tuple(metrics)
+        self.metrics = (
+            None if metrics is None else (metrics,) if isinstance(metrics, str) else tuple(metrics)
+        )
         self.action, self.locate = action, locate
         self._report: Report | None = None  # of the beginning; it knows how to take steps again
-        self._chosen: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # names of a step; those watched
+        self._chosen: tuple[tuple[str, ...], tuple[str, ...]] | None = (
+            None  # names of a step; those watched
+        )
 
     def begin(self, report: Report) -> None:
         self._report = report
@@ -230,4 +240,6 @@ class StopOnNaN(Hook):
             found = self._report.past(step).locate() if self._report is not None else []
         except ReplayError as error:
             return f"Where it began cannot be told: {error}"
-        return f"It began in {found[0]}." if found else "Taken again, the step is finite throughout."
+        return (
+            f"It began in {found[0]}." if found else "Taken again, the step is finite throughout."
+        )

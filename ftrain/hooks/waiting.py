@@ -27,7 +27,9 @@ class WaitForStep(Hook):
         sleep: Callable[[float], None] = time.sleep,
     ):
         if (directory is None) == (read is None):
-            raise ValueError("WaitForStep needs either a directory of checkpoints or read, a function")
+            raise ValueError(
+                "WaitForStep needs either a directory of checkpoints or read, a function"
+            )
         self.step, self.timeout, self.poll_secs, self._sleep = step, timeout, poll_secs, sleep
         manager = None if directory is None else CheckpointManager(directory)
         self.read = read or (lambda: 0 if manager is None else manager.latest() or 0)
@@ -36,5 +38,7 @@ class WaitForStep(Hook):
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while max(reached := self.read(), report.step) < self.step and not report.stop_reason:
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"step {self.step} was not reached within {self.timeout:g} s; it is at {reached}")
+                raise TimeoutError(
+                    f"step {self.step} was not reached within {self.timeout:g} s; it is at {reached}"
+                )
             self._sleep(self.poll_secs)

@@ -45,7 +45,11 @@ class SummarySaver(Hook):
 
     def end(self, report: Report) -> None:
         if self._written != report.step:
-            own = {name: value for name, value in report.values().items() if name not in report.published}
+            own = {
+                name: value
+                for name, value in report.values().items()
+                if name not in report.published
+            }
             if own:  # what was published has been received
                 self.receive(report.step, own)
         self.flush()

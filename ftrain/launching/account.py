@@ -3,7 +3,16 @@
 import signal
 from dataclasses import dataclass
 
-from ftrain.launching.contract import HANG, HUNG, PEER_FAILED, Done, Failed, Message, Progress, Stopped
+from ftrain.launching.contract import (
+    HANG,
+    HUNG,
+    PEER_FAILED,
+    Done,
+    Failed,
+    Message,
+    Progress,
+    Stopped,
+)
 
 _SHELL_SIGNAL = 128  # a shell in between turns a signal into an exit code above this
 
@@ -74,7 +83,11 @@ class Account:
     @property
     def signal(self) -> str | None:
         """The name of the signal that ended it."""
-        number = -self.code if self.code is not None and self.code < 0 else (self.code or 0) - _SHELL_SIGNAL
+        number = (
+            -self.code
+            if self.code is not None and self.code < 0
+            else (self.code or 0) - _SHELL_SIGNAL
+        )
         try:
             return signal.Signals(number).name
         except ValueError:  # of real-time signals only the first and the last have names
@@ -88,7 +101,9 @@ class Account:
     def _advance(self, progress: Progress, now: float) -> None:
         self.began = progress.step if self.began is None else self.began
         self.busy = progress.busy
-        moved = progress.step is not None and progress.step != self.step  # also back: it recovers, or begins anew
+        moved = (
+            progress.step is not None and progress.step != self.step
+        )  # also back: it recovers, or begins anew
         if moved or progress.busy is not None:
             self.sign_at = now
         if moved:

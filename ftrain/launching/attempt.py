@@ -16,8 +16,15 @@ _POLL = 0.02  # seconds; a process that ends without a word is noticed in that t
 class Attempt:
     """Watches a group. After the first process that fails or hangs it ends the others; a signal stops all of them."""
 
-    def __init__(self, group: Group, requests: StopRequests, hang_timeout: float, say: Callable[[str], None]):
-        self._group, self._requests, self._hang_timeout, self._say = group, requests, hang_timeout, say
+    def __init__(
+        self, group: Group, requests: StopRequests, hang_timeout: float, say: Callable[[str], None]
+    ):
+        self._group, self._requests, self._hang_timeout, self._say = (
+            group,
+            requests,
+            hang_timeout,
+            say,
+        )
         self._asked = self._insisted = False  # whether the processes know of these requests
         self._asked_at: float | None = None  # until somebody was told that it takes long
         self._hang: Failure | None = None
@@ -34,7 +41,11 @@ class Attempt:
     @property
     def reached(self) -> int | None:
         """The furthest step that any process has taken."""
-        moved = (each.furthest for each in self.accounts if each.began is not None and each.furthest > each.began)
+        moved = (
+            each.furthest
+            for each in self.accounts
+            if each.began is not None and each.furthest > each.began
+        )
         return max(moved, default=None)
 
     def look(self) -> bool:
@@ -64,7 +75,11 @@ class Attempt:
             self._say(f"{self._requests.asked.name}: {asking}")
             self._group.ask_to_stop()
             self._asked_at = time.monotonic()
-        elif self._asked_at is not None and time.monotonic() - self._asked_at > _PATIENCE and self.running:
+        elif (
+            self._asked_at is not None
+            and time.monotonic() - self._asked_at > _PATIENCE
+            and self.running
+        ):
             self._asked_at = None
             self._say(f"still waiting for {self._shown_waiting()}; once more to stop at once")
 
@@ -80,15 +95,21 @@ class Attempt:
         if all(account.hung for account in fallen):  # also if there are none
             halted = self._group.halted()
             self._hang = find_hang(self.accounts, now, halted)
-            is_certain = self._hang.process in halted or self.accounts[self._hang.process].busy is not None
+            is_certain = (
+                self._hang.process in halted or self.accounts[self._hang.process].busy is not None
+            )
             # only where it is who hangs has to be seen; the others wait for it, and one that is halted is nowhere
-            hanging = ({self._hang.process} if is_certain else {*hanging, self._hang.process}) - halted
+            hanging = (
+                {self._hang.process} if is_certain else {*hanging, self._hang.process}
+            ) - halted
         self._group.end(hanging)
 
     def _shown_waiting(self) -> str:
         halted = self._group.halted()
         names = [
-            f"{each.index}{' (stopped by a signal)' * (each.index in halted)}" for each in self.accounts if each.running
+            f"{each.index}{' (stopped by a signal)' * (each.index in halted)}"
+            for each in self.accounts
+            if each.running
         ]
         return f"process{'es' * (len(names) > 1)} {', '.join(names)}"
 

@@ -14,21 +14,38 @@ HANG_TIMEOUT = "FTRAIN_HANG_TIMEOUT"  # seconds without a sign of life after whi
 ATTEMPT = "FTRAIN_ATTEMPT"  # how often the group was restarted
 INJECT = "FTRAIN_INJECT"  # faults to perform, as `parse_faults` reads them
 LAUNCHER = "FTRAIN_LAUNCHER"  # the process id of the supervisor
-AFTER_FAILURE = "FTRAIN_PROCESSES_AFTER_FAILURE"  # how many processes a restart would have, if not as many
+AFTER_FAILURE = (
+    "FTRAIN_PROCESSES_AFTER_FAILURE"  # how many processes a restart would have, if not as many
+)
 TASK = "FTRAIN_TASK"  # not given, as CLUSTER says it: but a user may have set it
 TOKEN = "FTRAIN_JOB_TOKEN"  # a secret that the processes of a job prove to each other to know
-VARIABLES = (CLUSTER, PROGRESS, LIFELINE, HANG_TIMEOUT, ATTEMPT, INJECT, LAUNCHER, AFTER_FAILURE, TASK, TOKEN)
+VARIABLES = (
+    CLUSTER,
+    PROGRESS,
+    LIFELINE,
+    HANG_TIMEOUT,
+    ATTEMPT,
+    INJECT,
+    LAUNCHER,
+    AFTER_FAILURE,
+    TASK,
+    TOKEN,
+)
 VISIBLE_GPUS = "JAX_CUDA_VISIBLE_DEVICES"  # jax's own
 
 # Exit codes of a process. 0: done, or stopped as asked; any other than these, or a signal: it failed.
 USER_ERROR = 2  # a mistake that a restart would repeat
-TRANSIENT = 74  # an error of the operating system that may pass, retried in vain: a restart may help
+TRANSIENT = (
+    74  # an error of the operating system that may pass, retried in vain: a restart may help
+)
 PEER_FAILED = 75  # it ended because another process did
 HUNG = 76  # its own watchdog ended it
 
 HANG = "Hang"  # the kind of failure that a watchdog tells
 
-LINE_LIMIT = 4096  # bytes of a message with its newline; a pipe takes that many at once, so lines do not mix
+LINE_LIMIT = (
+    4096  # bytes of a message with its newline; a pipe takes that many at once, so lines do not mix
+)
 _WORD_LIMIT = 200  # characters of a name
 
 
@@ -78,7 +95,10 @@ def encode(message: Message) -> bytes:
     line = (json.dumps(_fields(message)) + "\n").encode()
     while isinstance(message, Failed) and len(line) > LINE_LIMIT:
         # In proportion, because a character may take up to twelve bytes.
-        message = replace(message, message=message.message[: len(message.message) * (LINE_LIMIT - 64) // len(line)])
+        message = replace(
+            message,
+            message=message.message[: len(message.message) * (LINE_LIMIT - 64) // len(line)],
+        )
         line = (json.dumps(_fields(message)) + "\n").encode()
     return line
 
@@ -97,22 +117,39 @@ def decode(line: bytes) -> Message | None:
 
 
 def environment(
-    index: int, addresses: Sequence[str], *, hang_timeout: float, attempt: int, inject: str | None, gpus: int | None
+    index: int,
+    addresses: Sequence[str],
+    *,
+    hang_timeout: float,
+    attempt: int,
+    inject: str | None,
+    gpus: int | None,
 ) -> dict[str, str]:
     """The variables for process `index`, but for its file descriptors. With `gpus`, it sees so many of its own."""
     cluster = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
-    variables = {CLUSTER: json.dumps(cluster), HANG_TIMEOUT: f"{hang_timeout}", ATTEMPT: f"{attempt}"}
+    variables = {
+        CLUSTER: json.dumps(cluster),
+        HANG_TIMEOUT: f"{hang_timeout}",
+        ATTEMPT: f"{attempt}",
+    }
     if inject is not None:
         variables[INJECT] = inject
     if gpus is not None:
-        variables[VISIBLE_GPUS] = ",".join(str(gpu) for gpu in range(index * gpus, (index + 1) * gpus))
+        variables[VISIBLE_GPUS] = ",".join(
+            str(gpu) for gpu in range(index * gpus, (index + 1) * gpus)
+        )
     return variables
 
 
 def _fields(message: Message) -> dict[str, Any]:
     match message:
         case Progress(step, steps, loss, busy):
-            fields = {"step": step, "steps": steps, "loss": loss, "busy": busy and busy[:_WORD_LIMIT]}
+            fields = {
+                "step": step,
+                "steps": steps,
+                "loss": loss,
+                "busy": busy and busy[:_WORD_LIMIT],
+            }
             return {name: value for name, value in fields.items() if value is not None}
         case Failed(kind, text, retry, because):
             reason = {"retry": retry} if because is None else {"because": because}
@@ -128,7 +165,12 @@ def _message(fields: Mapping[str, Any]) -> Message | None:
     kind, busy, signal = (_text(fields.get(name)) for name in ("failed", "busy", "stopped"))
     done = _count(fields.get("done"))
     if kind is not None or because is not None:
-        return Failed(kind or "", _text(fields.get("message")) or "", fields.get("retry") is not False, because)
+        return Failed(
+            kind or "",
+            _text(fields.get("message")) or "",
+            fields.get("retry") is not False,
+            because,
+        )
     if signal is not None:
         return Stopped(signal)
     if done is not None:

@@ -27,11 +27,14 @@ def find_overdue(accounts: Sequence[Account], now: float, timeout: float) -> lis
 
     One that is done may have to wait for the others before it can end; it hangs if none of them shows any either.
     """
-    newest = max((account.sign_at if account.running else account.ended_at or 0.0) for account in accounts)
+    newest = max(
+        (account.sign_at if account.running else account.ended_at or 0.0) for account in accounts
+    )
     return [
         account
         for account in accounts
-        if account.running and now - (max(newest, account.sign_at) if account.done else account.sign_at) > timeout
+        if account.running
+        and now - (max(newest, account.sign_at) if account.done else account.sign_at) > timeout
     ]
 
 
@@ -41,11 +44,18 @@ def find_hang(accounts: Sequence[Account], now: float, halted: Collection[int] =
     One that is `halted` by a signal is it for certain. Else it is one that began something else than a step, such as a
     hook, and has not ended it; or the one with the lowest step or, of several, with the oldest sign of life.
     """
-    suspects = [account for account in accounts if (account.running or account.hung) and not account.done]
+    suspects = [
+        account for account in accounts if (account.running or account.hung) and not account.done
+    ]
     suspects = suspects or [account for account in accounts if account.running or account.hung]
     behind = min(
         suspects,
-        key=lambda account: (account.index not in halted, account.busy is None, _step(account), account.sign_at),
+        key=lambda account: (
+            account.index not in halted,
+            account.busy is None,
+            _step(account),
+            account.sign_at,
+        ),
     )
     others = [account for account in suspects if account is not behind]
     silence = f"no sign of life for {now - behind.sign_at:.1f} s"
@@ -54,8 +64,14 @@ def find_hang(accounts: Sequence[Account], now: float, halted: Collection[int] =
         evidence += f", in {behind.busy}"
     elif others and behind.index not in halted:
         ahead = all(_step(account) > _step(behind) for account in others)
-        evidence += ", its step is the lowest" if ahead else ", and of those with the lowest step it is silent longest"
-    return Failure(behind.index, "hang", f"process {behind.index} hung {_where(behind)} ({evidence})")
+        evidence += (
+            ", its step is the lowest"
+            if ahead
+            else ", and of those with the lowest step it is silent longest"
+        )
+    return Failure(
+        behind.index, "hang", f"process {behind.index} hung {_where(behind)} ({evidence})"
+    )
 
 
 def find_cause(accounts: Sequence[Account]) -> Failure:
@@ -86,14 +102,22 @@ def _moment_of_failure(account: Account) -> float:
 def _explain(account: Account) -> Failure:
     who, where, said = f"process {account.index}", _where(account), _said(account)
     if account.code == USER_ERROR or (account.failed is not None and not account.failed.retry):
-        return Failure(account.index, "mistake", f"{who} failed {where}{said or f' with exit code {account.code}'}")
+        return Failure(
+            account.index,
+            "mistake",
+            f"{who} failed {where}{said or f' with exit code {account.code}'}",
+        )
     if account.hung:
         return Failure(account.index, "hang", f"{who} hung {where}{said}")
-    if account.signal is not None and not said:  # what it said is the reason, and the signal only how it went
+    if (
+        account.signal is not None and not said
+    ):  # what it said is the reason, and the signal only how it went
         verb = "killed" if account.signal in _SENT_BY_SOMEONE else "ended"
         return Failure(account.index, "signal", f"{who} was {verb} by {account.signal} {where}")
     nature: Nature = "transient" if account.code == TRANSIENT else "error"
-    return Failure(account.index, nature, f"{who} failed {where}{said or f' with exit code {account.code}'}")
+    return Failure(
+        account.index, nature, f"{who} failed {where}{said or f' with exit code {account.code}'}"
+    )
 
 
 def _step(account: Account) -> int:

@@ -28,7 +28,9 @@ def end_well(accounts: Sequence[Account], history: History, requests: StopReques
     return Ending(history.describe_stop(asked or told or ""), 0)
 
 
-def end_asked(accounts: Sequence[Account], failure: Failure, history: History, requests: StopRequests) -> Ending | None:
+def end_asked(
+    accounts: Sequence[Account], failure: Failure, history: History, requests: StopRequests
+) -> Ending | None:
     """After an attempt that failed: how the job ends if it was asked to stop, or None if it was not."""
     if requests.asked is None:
         return None
@@ -38,11 +40,15 @@ def end_asked(accounts: Sequence[Account], failure: Failure, history: History, r
     if _died_of_the_request(accounts):
         early = count(sum(account.fell for account in accounts), "process")
         return Ending(f"{stopped}: {early} ended without saving", _OF_A_SIGNAL + requests.asked)
-    return Ending(f"{stopped}, but not in good order", accounts[failure.process].exit_code, failed=True)
+    return Ending(
+        f"{stopped}, but not in good order", accounts[failure.process].exit_code, failed=True
+    )
 
 
 def _died_of_the_request(accounts: Sequence[Account]) -> bool:
     """Whether processes ended by the signal that asked them to stop, as before they handle it, and nothing else did."""
-    killed = [account for account in accounts if account.code == -signal.SIGTERM and not account.forced]
+    killed = [
+        account for account in accounts if account.code == -signal.SIGTERM and not account.forced
+    ]
     harmless = (0, -signal.SIGTERM, PEER_FAILED)
     return bool(killed) and all(account.forced or account.code in harmless for account in accounts)

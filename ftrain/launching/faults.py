@@ -58,7 +58,9 @@ def _parse(piece: str) -> Fault:
         None if values["rank"] is None else _whole(piece, "rank", values["rank"]),
         _whole(piece, "step", values["step"] or ""),
         None if values["secs"] is None else _seconds(piece, values["secs"]),
-        None if values["code"] is None else _whole(piece, "code", values["code"], _HIGHEST_EXIT_CODE),
+        None
+        if values["code"] is None
+        else _whole(piece, "code", values["code"], _HIGHEST_EXIT_CODE),
     )
 
 
@@ -68,7 +70,17 @@ def _form(kind: str) -> str:
     >>> _form("full_disk")
     "'full_disk [rank=..] step=..'"
     """
-    return repr(" ".join([kind, *(f"[{key[1:-1]}=..]" if key.startswith("[") else f"{key}=.." for key in _KEYS[kind])]))
+    return repr(
+        " ".join(
+            [
+                kind,
+                *(
+                    f"[{key[1:-1]}=..]" if key.startswith("[") else f"{key}=.."
+                    for key in _KEYS[kind]
+                ),
+            ]
+        )
+    )
 
 
 def _whole(piece: str, key: str, value: str, highest: int | None = None) -> int:

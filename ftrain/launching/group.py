@@ -12,7 +12,9 @@ from ftrain.launching.signals import Mailbox
 
 GRACE = 3.0  # seconds that the others have to end by themselves after one failed
 LAST_WORDS = 2.0  # seconds that a hanging process has to write where it is
-_LONG_PAUSE = 1.0  # seconds between two looks after which the supervisor itself must have been held up
+_LONG_PAUSE = (
+    1.0  # seconds between two looks after which the supervisor itself must have been held up
+)
 
 
 class Group:

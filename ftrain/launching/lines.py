@@ -14,9 +14,13 @@ class LineCutter:
         if b"\n" not in data and len(self._rest) <= self._limit:
             return []
         *lines, rest = bytes(self._rest).split(b"\n")
-        whole = max(0, len(rest) - 1) // self._limit * self._limit  # of an unfinished line, what is too long to wait
+        whole = (
+            max(0, len(rest) - 1) // self._limit * self._limit
+        )  # of an unfinished line, what is too long to wait
         self._rest = bytearray(rest[whole:])
-        return [part for line in lines for part in self._parts(line)] + (self._parts(rest[:whole]) if whole else [])
+        return [part for line in lines for part in self._parts(line)] + (
+            self._parts(rest[:whole]) if whole else []
+        )
 
     def end(self) -> list[bytes]:
         """The last line, if it had no newline."""

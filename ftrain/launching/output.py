@@ -38,7 +38,9 @@ class OutputReader:
         for index, descriptors in enumerate(outputs):
             prefix = b"[%d] " % index if index else b""
             for stream, descriptor in enumerate(descriptors):
-                self._selector.register(descriptor, selectors.EVENT_READ, _Stream(prefix, error=stream == 1))
+                self._selector.register(
+                    descriptor, selectors.EVENT_READ, _Stream(prefix, error=stream == 1)
+                )
         self._thread = threading.Thread(target=self._read_all, name="ftrain-output", daemon=True)
         self._thread.start()
 
@@ -50,11 +52,15 @@ class OutputReader:
 
     def _read_all(self) -> None:
         while self._selector.get_map():
-            closing_at = self._closing_at  # asked before looking, so that nothing can come in between
+            closing_at = (
+                self._closing_at
+            )  # asked before looking, so that nothing can come in between
             ready = self._selector.select(_POLL)
             for key, _ in ready:
                 self._read(key)
-            if closing_at is not None and (not ready or time.monotonic() > closing_at + _LAST_WORDS):
+            if closing_at is not None and (
+                not ready or time.monotonic() > closing_at + _LAST_WORDS
+            ):
                 break
         for key in list(self._selector.get_map().values()):
             self._show(key.data, key.data.lines.end())
@@ -68,14 +74,20 @@ class OutputReader:
             self._show(key.data, key.data.lines.end())
 
     def _show(self, stream: "_Stream", lines: list[bytes]) -> None:
-        new = [line for line in lines if not _NOISE.match(line) and not self._is_repeated(stream, line)]
+        new = [
+            line for line in lines if not _NOISE.match(line) and not self._is_repeated(stream, line)
+        ]
         shown = b"".join(stream.prefix + line + b"\n" for line in new)
         if shown:
             self._screen.show(shown, error=stream.error)
 
     def _is_repeated(self, stream: "_Stream", line: bytes) -> bool:
         """Whether it belongs to a mistake that another process has told already, in the same words."""
-        said_by = self._said.setdefault(line, stream) if stream.error and len(self._said) < _MOST_SAID else None
+        said_by = (
+            self._said.setdefault(line, stream)
+            if stream.error and len(self._said) < _MOST_SAID
+            else None
+        )
         by_other = said_by not in (None, stream)
         stream.repeats = by_other and (stream.repeats or line.startswith(_OWN))
         return stream.repeats

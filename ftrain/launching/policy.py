@@ -59,5 +59,9 @@ class RestartPolicy:
         if self._idle >= MOST_IDLE_ATTEMPTS:
             return f"{self._idle} attempts in a row led no further"
         if self.restarts >= self.max_restarts:
-            return f"its {self.max_restarts} restarts are used up" if self.max_restarts else "it may not restart"
+            return (
+                f"its {self.max_restarts} restarts are used up"
+                if self.max_restarts
+                else "it may not restart"
+            )
         return None

@@ -21,7 +21,9 @@ _LAST_OF_A_GROUP = 2.0  # seconds in which a killed process is gone, unless the 
 class Process:
     """A program in a session of its own, so that no signal of the terminal reaches it, with a pipe for its messages."""
 
-    def __init__(self, index: int, command: Sequence[str], environment: Mapping[str, str], lifeline: int):
+    def __init__(
+        self, index: int, command: Sequence[str], environment: Mapping[str, str], lifeline: int
+    ):
         self.progress, theirs = os.pipe()
         descriptors = {PROGRESS: str(theirs), LIFELINE: str(lifeline)}
         try:
@@ -68,15 +70,22 @@ class Process:
 
     def reap(self) -> None:
         """If it has ended, take in its last messages and how it ended, and kill its own children."""
-        if self.account.running and os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if self.account.running and os.waitid(
+            os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ):
             self.hear()
-            self._signal_group(signal.SIGKILL)  # before it is reaped: until then nobody else can get its number
+            self._signal_group(
+                signal.SIGKILL
+            )  # before it is reaped: until then nobody else can get its number
             self.account.end(self._popen.wait(), time.monotonic())
 
     def is_halted(self) -> bool:
         """Whether a signal has stopped it, to be continued."""
         with suppress(ChildProcessError):  # it has ended in the meantime, or was reaped
-            return os.waitid(os.P_PID, self._popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+            return (
+                os.waitid(os.P_PID, self._popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+                is not None
+            )
         return False
 
     def ask_to_stop(self) -> None:
@@ -95,7 +104,9 @@ class Process:
         self._kill_at = time.monotonic() + patience
 
     def kill_when_due(self, now: float) -> None:
-        if self._kill_at is not None and now >= self._kill_at + (_TO_CLOSE if self.account.told_own_failure else 0.0):
+        if self._kill_at is not None and now >= self._kill_at + (
+            _TO_CLOSE if self.account.told_own_failure else 0.0
+        ):
             self.kill()
 
     def kill(self) -> None:
@@ -118,11 +129,15 @@ class Process:
             stream.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.account.running:  # not reaped, so that the number is still its own; Popen's method might reap it
+        if (
+            self.account.running
+        ):  # not reaped, so that the number is still its own; Popen's method might reap it
             os.kill(self._popen.pid, number)
 
     def _signal_group(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # the latter is what some systems say of a zombie
+        with suppress(
+            ProcessLookupError, PermissionError
+        ):  # the latter is what some systems say of a zombie
             os.killpg(self._popen.pid, number)
 
     def _await_children(self) -> None:

@@ -13,7 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ftrain.launching.contract import HANG, HANG_TIMEOUT, HUNG, LIFELINE, PROGRESS, Failed, Message, Progress, encode
+from ftrain.launching.contract import (
+    HANG,
+    HANG_TIMEOUT,
+    HUNG,
+    LIFELINE,
+    PROGRESS,
+    Failed,
+    Message,
+    Progress,
+    encode,
+)
 
 _PR_SET_PDEATHSIG = 1  # of Linux
 _EVERY = 0.2  # seconds between two messages
@@ -28,7 +38,12 @@ class Reporter:
     "starting" and "compiling" may take longer.
     """
 
-    def __init__(self, progress: int | None = None, lifeline: int | None = None, hang_timeout: float | None = None):
+    def __init__(
+        self,
+        progress: int | None = None,
+        lifeline: int | None = None,
+        hang_timeout: float | None = None,
+    ):
         self.hang_timeout = hang_timeout
         self.doing: Callable[[], str | None] = lambda: "starting"
         self.steps: int | None = None
@@ -41,7 +56,9 @@ class Reporter:
         self.start()
         if lifeline is not None:
             _die_with_parent()
-            threading.Thread(target=_follow, args=(lifeline,), name="ftrain-lifeline", daemon=True).start()
+            threading.Thread(
+                target=_follow, args=(lifeline,), name="ftrain-lifeline", daemon=True
+            ).start()
 
     @property
     def has_supervisor(self) -> bool:
@@ -66,7 +83,10 @@ class Reporter:
     def say(self, message: Message) -> None:
         """Tell the supervisor something, now."""
         if self._progress is not None:
-            with self._sending, contextlib.suppress(OSError):  # it may be gone; the lifeline sees to that
+            with (
+                self._sending,
+                contextlib.suppress(OSError),
+            ):  # it may be gone; the lifeline sees to that
                 os.write(self._progress, encode(message))
 
     def close(self) -> None:
@@ -77,19 +97,27 @@ class Reporter:
         armed, before = 0.0, None
         while not self._closed.wait(_EVERY):
             doing = self.doing()
-            busy = doing if doing in _BUSY or doing != before else None  # what begins or ends is a sign of life, too
+            busy = (
+                doing if doing in _BUSY or doing != before else None
+            )  # what begins or ends is a sign of life, too
             before = doing
             if busy is not None:
                 self._moved = time.monotonic()
             if self._step != self._told or busy is not None:
                 self._told = self._step
-                self.say(Progress(self._step if self._step >= 0 else None, self.steps, self._loss, busy))
+                self.say(
+                    Progress(self._step if self._step >= 0 else None, self.steps, self._loss, busy)
+                )
             if self.hang_timeout is None:
                 continue
             still = time.monotonic() - self._moved
-            if still > (self.hang_timeout if self._progress is None else 1.2 * self.hang_timeout + 2):  # it knows more
+            if still > (
+                self.hang_timeout if self._progress is None else 1.2 * self.hang_timeout + 2
+            ):  # it knows more
                 self._end(still)
-            if time.monotonic() - armed > self.hang_timeout / 4:  # for a hang that does not even let this thread run
+            if (
+                time.monotonic() - armed > self.hang_timeout / 4
+            ):  # for a hang that does not even let this thread run
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(self.hang_timeout * 1.5 + 5, exit=True, file=2)
         faulthandler.cancel_dump_traceback_later()
@@ -116,7 +144,9 @@ class Reporter:
 @functools.cache
 def reporter_of_this_process() -> Reporter:
     """The one that the environment asks for; it starts when this is called for the first time."""
-    given = (os.environ.pop(name, None) for name in (PROGRESS, LIFELINE))  # a child has not got these files
+    given = (
+        os.environ.pop(name, None) for name in (PROGRESS, LIFELINE)
+    )  # a child has not got these files
     progress, lifeline = (None if number is None else int(number) for number in given)
     return Reporter(progress, lifeline, float(os.environ.get(HANG_TIMEOUT, 0)) or None)
 

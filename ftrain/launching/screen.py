@@ -22,7 +22,9 @@ class Screen:
     processes are passed on as they are, byte for byte.
     """
 
-    def __init__(self, out: int, err: int, console: "Console | None" = None, *, patience: float = _PATIENCE):
+    def __init__(
+        self, out: int, err: int, console: "Console | None" = None, *, patience: float = _PATIENCE
+    ):
         self._out, self._err, self._console, self._patience = out, err, console, patience
         self._queue: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(_ROOM)
@@ -78,14 +80,20 @@ class Screen:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            self._write(_own(f"{dropped:,} lines of the processes are missing here, because nobody read them"))
+            self._write(
+                _own(
+                    f"{dropped:,} lines of the processes are missing here, because nobody read them"
+                )
+            )
 
     def _draw(self) -> None:
         if self._console is None or self._status == self._drawn:
             return
         self._drawn = self._status
         with self._console.capture() as capture:
-            self._console.print(self._drawn, end="", no_wrap=True, overflow="ellipsis", markup=False, highlight=True)
+            self._console.print(
+                self._drawn, end="", no_wrap=True, overflow="ellipsis", markup=False, highlight=True
+            )
         _write_whole(self._out, _ERASE + capture.get().encode())
 
 

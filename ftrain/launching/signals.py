@@ -21,7 +21,11 @@ class Mailbox:
     def read(self) -> list[signal.Signals]:
         """Those that came in since the last time, without waiting for any."""
         with suppress(BlockingIOError):
-            return [signal.Signals(number) for number in self._receiver.recv(4096) if number in self._signals]
+            return [
+                signal.Signals(number)
+                for number in self._receiver.recv(4096)
+                if number in self._signals
+            ]
         return []
 
 

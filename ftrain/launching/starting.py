@@ -21,16 +21,24 @@ def environments(
 ) -> list[dict[str, str]]:
     """One for each process: that of this one, and what it is told of its place among the others, on ports that are
     free."""
-    inherited = {name: value for name, value in os.environ.items() if name not in contract.VARIABLES}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in contract.VARIABLES
+    }
     inherited[contract.LAUNCHER] = f"{os.getpid()}"
-    inherited[contract.TOKEN] = secrets.token_hex(32)  # of this group only: nobody else can talk to its processes
+    inherited[contract.TOKEN] = secrets.token_hex(
+        32
+    )  # of this group only: nobody else can talk to its processes
     if after_failure is not None:
         inherited[contract.AFTER_FAILURE] = f"{after_failure}"
-    inherited.setdefault("PYTHONUNBUFFERED", "1")  # or the last lines of a process that is killed would be lost
+    inherited.setdefault(
+        "PYTHONUNBUFFERED", "1"
+    )  # or the last lines of a process that is killed would be lost
     addresses = free_addresses(processes, host)
     return [
         inherited
-        | contract.environment(index, addresses, hang_timeout=hang_timeout, attempt=attempt, inject=inject, gpus=gpus)
+        | contract.environment(
+            index, addresses, hang_timeout=hang_timeout, attempt=attempt, inject=inject, gpus=gpus
+        )
         for index in range(processes)
     ]
 

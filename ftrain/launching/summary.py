@@ -20,7 +20,11 @@ class Setback:
     def describe(self) -> str:
         if not self.restarted:
             return f"{self.when}: {self.story}"
-        went_on = "but reached no new step" if self.seconds is None else f"restarted in {self.seconds:.1f} s"
+        went_on = (
+            "but reached no new step"
+            if self.seconds is None
+            else f"restarted in {self.seconds:.1f} s"
+        )
         return f"{self.when}: {self.story}; went on{self._origin()}, {went_on}"
 
     def _origin(self) -> str:
@@ -77,7 +81,9 @@ class History:
         >>> History(step=1200, steps=2000).describe_stop("SIGTERM")
         'stopped by SIGTERM at step 1,200 of 2,000'
         """
-        where = "before the first step" if self.step is None else f"at step {self._position(' of ')}"
+        where = (
+            "before the first step" if self.step is None else f"at step {self._position(' of ')}"
+        )
         return f"stopped by {signal} {where}"
 
     def _position(self, between: str) -> str:
@@ -87,8 +93,12 @@ class History:
         told = [account.began for account in accounts if account.began is not None]
         if not told:
             return
-        setback.resumed_from = min(told) if setback.resumed_from is None else min(*told, setback.resumed_from)
-        if any(account.step is not None and account.step > setback.resumed_from for account in accounts):
+        setback.resumed_from = (
+            min(told) if setback.resumed_from is None else min(*told, setback.resumed_from)
+        )
+        if any(
+            account.step is not None and account.step > setback.resumed_from for account in accounts
+        ):
             setback.seconds = now - setback.noticed_at
 
 

@@ -64,13 +64,19 @@ class _Supervisor:
         ending = end_asked(attempt.accounts, failure, self.history, self._requests)
         if ending is not None and not ending.failed:
             return ending
-        setback = Setback(time.strftime("%Y-%m-%d %H:%M:%S"), failure.story, attempt.noticed_at or time.monotonic())
+        setback = Setback(
+            time.strftime("%Y-%m-%d %H:%M:%S"),
+            failure.story,
+            attempt.noticed_at or time.monotonic(),
+        )
         self.history.setbacks.append(setback)
         if ending is not None:
             return ending
         decision = self._policy.decide(failure, attempt.reached)
         if isinstance(decision, GiveUp):
-            return Ending(f"gave up: {decision.reason};", attempt.accounts[failure.process].exit_code)
+            return Ending(
+                f"gave up: {decision.reason};", attempt.accounts[failure.process].exit_code
+            )
         return self._restart(setback, decision.delay)
 
     def _run_group(self) -> Attempt:
@@ -84,7 +90,13 @@ class _Supervisor:
             gpus=self._job.gpus_each,
             after_failure=self._job.processes_after_failure,
         )
-        group = Group(self._job.command, surroundings, lifeline=self._lifeline, screen=self._screen, mailbox=mailbox)
+        group = Group(
+            self._job.command,
+            surroundings,
+            lifeline=self._lifeline,
+            screen=self._screen,
+            mailbox=mailbox,
+        )
         with closing(group):
             attempt = Attempt(group, self._requests, self._job.hang_timeout, self._screen.say)
             while attempt.look():

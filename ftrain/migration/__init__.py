@@ -20,7 +20,9 @@ _MODULES = (
     "errors.",
     "data.",
 )  # in the order in which they stand in front of names
-TABLE: dict[str, Counterpart] = optimizing.TABLE | running.TABLE | feeding.TABLE | saving.TABLE | clusters.TABLE
+TABLE: dict[str, Counterpart] = (
+    optimizing.TABLE | running.TABLE | feeding.TABLE | saving.TABLE | clusters.TABLE
+)
 
 
 def find(name: str) -> tuple[str, Counterpart]:

@@ -18,10 +18,12 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.ClusterSpec.task_address": to("ftrain.cluster.ClusterSpec.task_address"),
     "tf.train.ClusterSpec.task_indices": to("ftrain.cluster.ClusterSpec.task_indices"),
     "tf.train.ClusterDef": to(
-        "ftrain.cluster.ClusterSpec", note="made from the message as well, or from the same as a dict"
+        "ftrain.cluster.ClusterSpec",
+        note="made from the message as well, or from the same as a dict",
     ),
     "tf.train.JobDef": to(
-        "ftrain.cluster.ClusterSpec", note="a job is a list of addresses, or a dict of index to address"
+        "ftrain.cluster.ClusterSpec",
+        note="a job is a list of addresses, or a dict of index to address",
     ),
     # servers
     "tf.train.ServerDef": to(
@@ -29,15 +31,21 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.cluster.membership",
         note="the spec with the job and index of this process; membership() reads TF_CONFIG, SLURM, Kubernetes and MPI",
     ),
-    "tf.train.Server": to("ftrain.cluster.connect", note="joins the processes; there is no server to send graphs to"),
-    "tf.train.Server.create_local_server": to("ftrain.cluster.create_local", note="a company of one process"),
+    "tf.train.Server": to(
+        "ftrain.cluster.connect", note="joins the processes; there is no server to send graphs to"
+    ),
+    "tf.train.Server.create_local_server": to(
+        "ftrain.cluster.create_local", note="a company of one process"
+    ),
     "tf.train.Server.target": to(
-        "ftrain.cluster.connect", note="not needed: once connected, every process runs the same program"
+        "ftrain.cluster.connect",
+        note="not needed: once connected, every process runs the same program",
     ),
     "tf.train.Server.server_def": to("ftrain.cluster.Membership"),
     "tf.train.Server.start": to("ftrain.cluster.connect", note="not needed: connecting starts it"),
     "tf.train.Server.join": to(
-        "ftrain.cluster.connect", note="not needed: no process only serves; parameters live on the devices of the mesh"
+        "ftrain.cluster.connect",
+        note="not needed: no process only serves; parameters live on the devices of the mesh",
     ),
     # placement
     "tf.train.replica_device_setter": to(
@@ -48,5 +56,7 @@ TABLE: dict[str, Counterpart] = {
     "tf.contrib.training.GreedyLoadBalancingStrategy": to(
         "ftrain.cluster.greedy_by_bytes", note="replica_device_setter(ps_strategy=greedy_by_bytes)"
     ),
-    "tf.contrib.training.byte_size_load_fn": to("ftrain.cluster.Operation", note="operation.nbytes"),
+    "tf.contrib.training.byte_size_load_fn": to(
+        "ftrain.cluster.Operation", note="operation.nbytes"
+    ),
 }

@@ -27,11 +27,15 @@ def adadelta(
     check_unit(rho=rho)
     check_not_negative(epsilon=epsilon)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         del count
         keep = jnp.asarray(rho, parameter.dtype)
         squares = slots["accum"] * keep + gradient * gradient * (1 - keep)
-        direction = jnp.sqrt(slots["accum_update"] + epsilon) * jax.lax.rsqrt(squares + epsilon) * gradient
+        direction = (
+            jnp.sqrt(slots["accum_update"] + epsilon) * jax.lax.rsqrt(squares + epsilon) * gradient
+        )
         steps = slots["accum_update"] * keep + direction * direction * (1 - keep)
         return -rate * direction, {"accum": squares, "accum_update": steps}
 

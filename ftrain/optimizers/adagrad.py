@@ -22,7 +22,9 @@ def adagrad(
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         del parameter, count
         accumulator = slots["accumulator"] + gradient * gradient
         return -rate * gradient * jax.lax.rsqrt(accumulator), {"accumulator": accumulator}

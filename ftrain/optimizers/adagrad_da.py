@@ -27,24 +27,33 @@ def adagrad_da(
 
     `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
     """
-    check_positive(initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value)
+    check_positive(
+        initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value
+    )
     strengths = {
         "l1_regularization_strength": l1_regularization_strength,
         "l2_regularization_strength": l2_regularization_strength,
     }
     check_finite(**strengths)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         time = (count + 1).astype(parameter.dtype)
         total = slots["gradient_accumulator"] + gradient
         squares = slots["gradient_squared_accumulator"] + gradient * gradient
         shrunk = shrink(total, l1_regularization_strength * time)
         new = -rate * shrunk / (l2_regularization_strength * time * rate + jnp.sqrt(squares))
-        return new - parameter, {"gradient_accumulator": total, "gradient_squared_accumulator": squares}
+        return new - parameter, {
+            "gradient_accumulator": total,
+            "gradient_squared_accumulator": squares,
+        }
 
     initial = {
         "gradient_accumulator": 0.0,
         "gradient_squared_accumulator": initial_gradient_squared_accumulator_value,
     }
-    transform = from_rule(rule, learning_rate, slots=initial, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    transform = from_rule(
+        rule, learning_rate, slots=initial, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+    )
     return check_at_init(transform, check_not_negative, **strengths)

@@ -32,7 +32,9 @@ def adam(
     check_fraction(beta1=beta1, beta2=beta2)
     check_not_negative(epsilon=epsilon)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         # 1 - beta is formed in the parameters' own precision, as the reference does.
         first, second = jnp.asarray(beta1, parameter.dtype), jnp.asarray(beta2, parameter.dtype)
         time = (count + 1).astype(parameter.dtype)

@@ -33,7 +33,9 @@ def check_dtype(**values: DTypeLike | None) -> None:
         except TypeError:
             is_real = False
         if not is_real:
-            raise ValueError(f"{name} must be a dtype of real numbers, such as float32, got {value!r}")
+            raise ValueError(
+                f"{name} must be a dtype of real numbers, such as float32, got {value!r}"
+            )
 
 
 def check_parameters(params: Tree) -> None:
@@ -50,12 +52,16 @@ def check_real(params: Tree) -> None:
     """Every parameter is of real numbers: the rules here are for those."""
     for name, leaf in named_leaves(params).items():
         if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
-            raise TypeError(f"parameter {name} is {jnp.result_type(leaf)}; keep its real and imaginary parts apart")
+            raise TypeError(
+                f"parameter {name} is {jnp.result_type(leaf)}; keep its real and imaginary parts apart"
+            )
 
 
 def check_learning_rate(learning_rate: Any) -> None:
     check_finite(learning_rate=learning_rate)
-    if not callable(learning_rate) and not isinstance(learning_rate, (int, float, jax.Array, np.ndarray, np.number)):
+    if not callable(learning_rate) and not isinstance(
+        learning_rate, (int, float, jax.Array, np.ndarray, np.number)
+    ):
         raise TypeError(f"learning_rate must be a number or a schedule, got {learning_rate!r:.60}")
 
 
@@ -83,4 +89,6 @@ def _check_rows(rows: Rows, name: str, table: jax.Array, what: str) -> None:
     count = rows.indices.shape[0]
     if jnp.ndim(table) == 0 or rows.values.shape != (count, *jnp.shape(table)[1:]):
         wanted = f"{(count, *jnp.shape(table)[1:])} for {count} rows of {jnp.shape(table)}"
-        raise ValueError(f"{what} and parameters differ at {name}: Rows hold {rows.values.shape}, not {wanted}")
+        raise ValueError(
+            f"{what} and parameters differ at {name}: Rows hold {rows.values.shape}, not {wanted}"
+        )

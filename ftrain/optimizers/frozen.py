@@ -34,7 +34,11 @@ _SUMS = {"add", "add_any", "concatenate", "max", "min", "sub"}  # zero if all op
 
 
 def zero_frozen(
-    gradients: Tree, optimizer: optax.GradientTransformation, opt_state: Tree, params: Tree, **extra: Any
+    gradients: Tree,
+    optimizer: optax.GradientTransformation,
+    opt_state: Tree,
+    params: Tree,
+    **extra: Any,
 ) -> Tree:
     """`gradients` with zeros for the parameters whose update is zero, whatever the gradients are.
 
@@ -52,12 +56,18 @@ def zero_frozen(
 
 
 def frozen_leaves(
-    optimizer: optax.GradientTransformation, gradients: Tree, opt_state: Tree, params: Tree, **extra: Any
+    optimizer: optax.GradientTransformation,
+    gradients: Tree,
+    opt_state: Tree,
+    params: Tree,
+    **extra: Any,
 ) -> list[bool]:
     """For each parameter, True if its update is zero for all gradients; a walk through the traced update tells."""
     with_extra = optax.with_extra_args_support(optimizer)
     tables = jax.tree.leaves(params)
-    given = jax.tree.map(_dense_shape, leaves_like(gradients, params, "gradients"), tables, is_leaf=_is_gradient)
+    given = jax.tree.map(
+        _dense_shape, leaves_like(gradients, params, "gradients"), tables, is_leaf=_is_gradient
+    )
     abstract = jax.tree.structure(params).unflatten(given)
 
     def update(gradients: Tree, opt_state: Tree, params: Tree) -> list[Any]:
@@ -121,6 +131,14 @@ def _of_equation(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
         return [all(results) for results in zip(*branches, strict=True)]
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-    if isinstance(inner, Jaxpr) and len(inner.invars) == len(operands) and len(inner.outvars) == count:
-        return _are_zero(inner, operands) if name not in ("scan", "while", "shard_map") else [False] * count
+    if (
+        isinstance(inner, Jaxpr)
+        and len(inner.invars) == len(operands)
+        and len(inner.outvars) == count
+    ):
+        return (
+            _are_zero(inner, operands)
+            if name not in ("scan", "while", "shard_map")
+            else [False] * count
+        )
     return [False] * count

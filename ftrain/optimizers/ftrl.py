@@ -44,15 +44,23 @@ def ftrl(
         is_root = isinstance(learning_rate_power, float) and learning_rate_power == -0.5
         return jnp.sqrt(accumulator) if is_root else jnp.power(accumulator, -learning_rate_power)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         del count
         accumulator = slots["accum"] + gradient * gradient
         shrunk = gradient + 2 * l2_shrinkage_regularization_strength * parameter
-        linear = slots["linear"] + shrunk - (power(accumulator) - power(slots["accum"])) / rate * parameter
+        linear = (
+            slots["linear"]
+            + shrunk
+            - (power(accumulator) - power(slots["accum"])) / rate * parameter
+        )
         curvature = power(accumulator) / rate + 2 * (l2_regularization_strength + beta / (2 * rate))
         new = -shrink(linear, l1_regularization_strength) / curvature
         return new - parameter, {"accum": accumulator, "linear": linear}
 
     slots = {"accum": initial_accumulator_value, "linear": 0.0}
-    transform = from_rule(rule, learning_rate, slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    transform = from_rule(
+        rule, learning_rate, slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+    )
     return check_at_init(transform, check_not_negative, beta=beta)

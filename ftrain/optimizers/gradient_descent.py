@@ -20,7 +20,9 @@ def gradient_descent(
     that `rounding` keeps for bfloat16 and float16 parameters.
     """
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         del parameter, count
         return -rate * gradient, slots
 

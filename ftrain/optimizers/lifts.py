@@ -34,7 +34,12 @@ class Rule(Protocol):
     """
 
     def __call__(
-        self, gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+        self,
+        gradient: jax.Array,
+        parameter: jax.Array,
+        slots: Slots,
+        rate: jax.Array,
+        count: jax.Array,
     ) -> tuple[jax.Array, Slots]: ...
 
 
@@ -46,7 +51,9 @@ class Application:
     rate: jax.Array
     count: jax.Array
     rounding: Rounding
-    noise: Callable[[], jax.Array]  # a key of random numbers for one array, made only where something is rounded
+    noise: Callable[
+        [], jax.Array
+    ]  # a key of random numbers for one array, made only where something is rounded
 
     def __call__(self, gradient: Gradient, parameter: jax.Array, slots: Slots) -> tuple[Any, Slots]:
         """The update of one leaf, in the parameter's dtype, and its new slots, in theirs."""
@@ -68,17 +75,25 @@ class Application:
         if REMAINDER in before:
             exact += before.pop(REMAINDER)
         gradient = jnp.asarray(gradient, wide)
-        update, after = self.rule(gradient, exact, before, rate=self.rate.astype(wide), count=self.count)
+        update, after = self.rule(
+            gradient, exact, before, rate=self.rate.astype(wide), count=self.count
+        )
         after = dict(after)
         keys = self._keys(parameter, slots, part)
         if is_narrow(parameter.dtype):
-            update, remainder = round_update(parameter, exact + update, self.rounding, keys.get("parameter"))
+            update, remainder = round_update(
+                parameter, exact + update, self.rounding, keys.get("parameter")
+            )
             if REMAINDER in slots:
                 after[REMAINDER] = remainder
-        stored = {name: store(after[name], slot.dtype, keys.get(name)) for name, slot in slots.items()}
+        stored = {
+            name: store(after[name], slot.dtype, keys.get(name)) for name, slot in slots.items()
+        }
         return update.astype(parameter.dtype), stored
 
-    def _keys(self, parameter: jax.Array, slots: Slots, part: jax.Array | None) -> dict[str, jax.Array]:
+    def _keys(
+        self, parameter: jax.Array, slots: Slots, part: jax.Array | None
+    ) -> dict[str, jax.Array]:
         """A key for everything that is rounded at random; rows worked off in parts have other keys in each."""
         names = [name for name, slot in slots.items() if is_narrow(slot.dtype)]
         if is_narrow(parameter.dtype) and self.rounding == "stochastic":
@@ -99,13 +114,23 @@ class Application:
             update, slots = self._on_some_rows(rows, parameter, slots)
             return rows.map(lambda _: update), slots
         padded = _pad(rows, -count % ROWS_AT_ONCE)
-        named = jnp.max(jnp.where(padded.is_within(parameter), jnp.arange(1, padded.indices.shape[0] + 1), 0))
+        named = jnp.max(
+            jnp.where(padded.is_within(parameter), jnp.arange(1, padded.indices.shape[0] + 1), 0)
+        )
 
-        def work_off(carry: tuple[jax.Array, jax.Array, Slots]) -> tuple[jax.Array, jax.Array, Slots]:
+        def work_off(
+            carry: tuple[jax.Array, jax.Array, Slots],
+        ) -> tuple[jax.Array, jax.Array, Slots]:
             start, updates, slots = carry
-            part = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, ROWS_AT_ONCE), padded)
+            part = jax.tree.map(
+                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, ROWS_AT_ONCE), padded
+            )
             update, slots = self._on_some_rows(part, parameter, slots, start)
-            return start + ROWS_AT_ONCE, jax.lax.dynamic_update_slice_in_dim(updates, update, start, 0), slots
+            return (
+                start + ROWS_AT_ONCE,
+                jax.lax.dynamic_update_slice_in_dim(updates, update, start, 0),
+                slots,
+            )
 
         zeros = jnp.zeros(padded.values.shape, parameter.dtype)
         start = (jnp.int32(0), zeros, dict(slots))
@@ -121,7 +146,9 @@ class Application:
         update = jnp.where(within, update, 0)  # a place that names no row is not counted in norms
         return update, {name: rows.put_into(slots[name], new[name]) for name in slots}
 
-    def _on_masked(self, gradient: Masked, parameter: jax.Array, slots: Slots) -> tuple[jax.Array, Slots]:
+    def _on_masked(
+        self, gradient: Masked, parameter: jax.Array, slots: Slots
+    ) -> tuple[jax.Array, Slots]:
         """A vector of small parameters of which some have no gradient: those stay, and their slots."""
         update, new = self._on_array(gradient.values, parameter, slots)
         kept = {name: jnp.where(gradient.mask, new[name], slots[name]) for name in slots}

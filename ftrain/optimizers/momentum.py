@@ -23,12 +23,19 @@ def momentum(
     """
     check_not_negative(momentum=momentum)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         del parameter, count
         accumulated = momentum * slots["momentum"] + gradient
         direction = gradient + momentum * accumulated if use_nesterov else accumulated
         return -rate * direction, {"momentum": accumulated}
 
     return from_rule(
-        rule, learning_rate, slots={"momentum": 0.0}, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+        rule,
+        learning_rate,
+        slots={"momentum": 0.0},
+        slot_dtype=slot_dtype,
+        packed=packed,
+        rounding=rounding,
     )

@@ -48,25 +48,39 @@ def layout_of(slots: dict[str, Tree], params: Tree) -> Layout:
     """The layout that the slots of parameters are stored in, or an error if they are those of others."""
     structure = jax.tree.structure(params)
     for slot in slots.values():
-        stored = slot.layout.structure.unflatten(slot.layout.places) if isinstance(slot, Packed) else slot
+        stored = (
+            slot.layout.structure.unflatten(slot.layout.places)
+            if isinstance(slot, Packed)
+            else slot
+        )
         places = leaves_like(stored, params, "slots", is_leaf=lambda node: node is None)
         for place, (name, leaf) in zip(places, leaves_with_names(params), strict=True):
             if place is not None and place.shape != jnp.shape(leaf):
                 wrong = f"slot has shape {place.shape}, parameter {jnp.shape(leaf)}"
-                raise ValueError(f"slots and parameters differ at {name}: {wrong}; init(params) makes a new state")
+                raise ValueError(
+                    f"slots and parameters differ at {name}: {wrong}; init(params) makes a new state"
+                )
         if isinstance(slot, Packed):
             return slot.layout
     return Layout(structure, (None,) * structure.num_leaves)
 
 
-def join_gradients(layout: Layout, gradients: Sequence[Gradient], leaves: Sequence[jax.Array]) -> list[Gradient]:
+def join_gradients(
+    layout: Layout, gradients: Sequence[Gradient], leaves: Sequence[jax.Array]
+) -> list[Gradient]:
     """Gradients as the layout stores their parameters: what has none in a vector is masked there."""
     joined = layout.apart(gradients)
     for group in layout.groups():
         own = [(gradients[n], leaves[n]) for n in layout.members(group)]
-        vector = join([jnp.asarray(_whole(gradient, leaf), widened(group)) for gradient, leaf in own])
+        vector = join(
+            [jnp.asarray(_whole(gradient, leaf), widened(group)) for gradient, leaf in own]
+        )
         is_full = not any(gradient is None or isinstance(gradient, Rows) for gradient, _ in own)
-        joined.append(vector if is_full else Masked(vector, join([_mask(gradient, leaf) for gradient, leaf in own])))
+        joined.append(
+            vector
+            if is_full
+            else Masked(vector, join([_mask(gradient, leaf) for gradient, leaf in own]))
+        )
     return joined
 
 

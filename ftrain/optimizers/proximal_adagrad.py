@@ -33,12 +33,16 @@ def proximal_adagrad(
     }
     check_finite(**strengths)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         del count
         accumulator = slots["accumulator"] + gradient * gradient
         own_rate = rate * jax.lax.rsqrt(accumulator)
         stepped = parameter - own_rate * gradient
-        new = proximal_point(stepped, own_rate, l1_regularization_strength, l2_regularization_strength)
+        new = proximal_point(
+            stepped, own_rate, l1_regularization_strength, l2_regularization_strength
+        )
         return new - parameter, {"accumulator": accumulator}
 
     transform = from_rule(

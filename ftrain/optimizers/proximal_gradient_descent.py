@@ -30,11 +30,15 @@ def proximal_gradient_descent(
     }
     check_finite(**strengths)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         del count
         stepped = parameter - rate * gradient
         new = proximal_point(stepped, rate, l1_regularization_strength, l2_regularization_strength)
         return new - parameter, slots
 
-    transform = from_rule(rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    transform = from_rule(
+        rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+    )
     return check_at_init(transform, check_not_negative, **strengths)

@@ -29,7 +29,9 @@ def rmsprop(
     check_unit(decay=decay)
     check_not_negative(momentum=momentum, epsilon=epsilon)
 
-    def rule(gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array):
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
         del count
         fresh = 1 - jnp.asarray(decay, parameter.dtype)
         rms = slots["rms"] + (gradient * gradient - slots["rms"]) * fresh
@@ -39,4 +41,6 @@ def rmsprop(
         return -step, {"rms": rms, "momentum": step} | means
 
     slots = {"rms": 1.0, "momentum": 0.0} | ({"mg": 0.0} if centered else {})
-    return from_rule(rule, learning_rate, slots=slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    return from_rule(
+        rule, learning_rate, slots=slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+    )

@@ -75,7 +75,9 @@ def stochastic(values: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
     """One of the two numbers of `dtype` around each value, the nearer one more often: the mean is the value itself."""
     info = jnp.finfo(dtype)
     values = values.astype(jnp.float32)
-    dropped = jnp.finfo(jnp.float32).nmant - info.nmant  # bits of the significand that `dtype` does not have
+    dropped = (
+        jnp.finfo(jnp.float32).nmant - info.nmant
+    )  # bits of the significand that `dtype` does not have
     below = jnp.uint32((1 << dropped) - 1)
     noise = jax.random.bits(key, values.shape, jnp.uint32) & below
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)

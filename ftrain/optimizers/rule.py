@@ -75,7 +75,9 @@ def from_rule(
     """
     slots = dict(slots or {})
     if REMAINDER in slots:
-        raise ValueError(f"a rule cannot have a slot named {REMAINDER!r}: it holds what rounding leaves over")
+        raise ValueError(
+            f"a rule cannot have a slot named {REMAINDER!r}: it holds what rounding leaves over"
+        )
     check_learning_rate(learning_rate)
     check_dtype(slot_dtype=slot_dtype)
     check_rounding(rounding)
@@ -105,7 +107,9 @@ def from_rule(
     ) -> tuple[Tree, OptimizerState]:
         del extra_args  # of other transforms in a chain
         if params is None:
-            raise ValueError("this optimizer needs the parameters: call update(gradients, state, params)")
+            raise ValueError(
+                "this optimizer needs the parameters: call update(gradients, state, params)"
+            )
         names = names_of(params)
         _check_state(state, names)
         given = leaves_of_gradients(gradients, params)
@@ -117,16 +121,22 @@ def from_rule(
 
         def apply(number: int, gradient: Gradient, parameter: jax.Array, *values: jax.Array | None):
             application = Application(rule, now, state.count, rounding, _noise(state.count, number))
-            own = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            own = {
+                name: value for name, value in zip(names, values, strict=True) if value is not None
+            }
             update, after = application(gradient, parameter, own)
             return update, [after.get(name) for name in names]
 
         columns = [layout.arrays(state.slots[name]) for name in names]
-        arrays = zip(join_gradients(layout, given, leaves), layout.join(leaves), *columns, strict=True)
+        arrays = zip(
+            join_gradients(layout, given, leaves), layout.join(leaves), *columns, strict=True
+        )
         results = [apply(number, *array) for number, array in enumerate(arrays)]
         split = split_updates(layout, [update for update, _ in results], given)
         updates = jax.tree.structure(params).unflatten(split)
-        new_slots = {name: layout.store([after[n] for _, after in results]) for n, name in enumerate(names)}
+        new_slots = {
+            name: layout.store([after[n] for _, after in results]) for n, name in enumerate(names)
+        }
         return updates, OptimizerState(state.count + 1, now.astype(jnp.float32), new_slots)
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType] - optax types params narrower
@@ -138,7 +148,9 @@ def _noise(count: jax.Array, number: int) -> Callable[[], jax.Array]:
 
 def _check_state(state: Any, names: list[str]) -> None:
     if not isinstance(state, OptimizerState) or set(state.slots) != set(names):
-        found = ", ".join(state.slots) if isinstance(state, OptimizerState) else type(state).__name__
+        found = (
+            ", ".join(state.slots) if isinstance(state, OptimizerState) else type(state).__name__
+        )
         expected = ", ".join(names) or "none"
         raise ValueError(
             f"the state is not one of this optimizer, whose slots are {expected}: got {found or 'no slots'}; "
@@ -155,10 +167,17 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
     def add(parameter: jax.Array, update: jax.Array | Rows | None) -> jax.Array:
         if update is None:
             return parameter
-        return update.add_to(parameter) if isinstance(update, Rows) else (parameter + update).astype(parameter.dtype)
+        return (
+            update.add_to(parameter)
+            if isinstance(update, Rows)
+            else (parameter + update).astype(parameter.dtype)
+        )
 
     given = leaves_of_gradients(updates, params, "updates")
-    added = [add(jnp.asarray(leaf), update) for leaf, update in zip(jax.tree.leaves(params), given, strict=True)]
+    added = [
+        add(jnp.asarray(leaf), update)
+        for leaf, update in zip(jax.tree.leaves(params), given, strict=True)
+    ]
     return jax.tree.structure(params).unflatten(added)
 
 

@@ -15,9 +15,13 @@ def slot_names(opt_state: Tree) -> list[str]:
 def get_slot(opt_state: Tree, parameter: str, slot: str) -> jax.Array:
     """The slot of a parameter, both by name: `get_slot(opt_state, "dense/kernel", "m")`."""
     if slot not in slot_names(opt_state):
-        raise KeyError(f"there is no slot {slot}; there are {', '.join(slot_names(opt_state)) or 'none'}")
+        raise KeyError(
+            f"there is no slot {slot}; there are {', '.join(slot_names(opt_state)) or 'none'}"
+        )
     found = [
-        named_leaves(unpack(state.slots[slot])) for state in nodes_of(opt_state, OptimizerState) if slot in state.slots
+        named_leaves(unpack(state.slots[slot]))
+        for state in nodes_of(opt_state, OptimizerState)
+        if slot in state.slots
     ]
     for leaves in found:
         if parameter in leaves:

@@ -24,15 +24,21 @@ class Arrivals(NamedTuple):
 
     waiting: jax.Array  # arrived since the newest update
     aggregated: jax.Array  # averaged by the newest update
-    updates: jax.Array  # applied so far; what a replica notes as its local step when it reads the parameters
+    updates: (
+        jax.Array
+    )  # applied so far; what a replica notes as its local step when it reads the parameters
     dropped: jax.Array  # stale, so far
 
 
 class SyncReplicasState(NamedTuple):
     inner: Tree  # the state of the optimizer that gets the means
     arrivals: Arrivals
-    sums: Tree | None  # of the gradients that wait, in float32 at least; None if no gradient ever waits
-    averages: Tree | None  # moving averages of the parameters in float32 at least, if there is a decay for them
+    sums: (
+        Tree | None
+    )  # of the gradients that wait, in float32 at least; None if no gradient ever waits
+    averages: (
+        Tree | None
+    )  # moving averages of the parameters in float32 at least, if there is a decay for them
 
 
 def sync_replicas(
@@ -70,7 +76,11 @@ def sync_replicas(
     """
     check_transform(optimizer)
     needed = _check_replicas("replicas_to_aggregate", replicas_to_aggregate)
-    total = needed if total_num_replicas is None else _check_replicas("total_num_replicas", total_num_replicas)
+    total = (
+        needed
+        if total_num_replicas is None
+        else _check_replicas("total_num_replicas", total_num_replicas)
+    )
     if averages is not None:
         check_fraction(averages=averages)
     inner = optax.with_extra_args_support(optimizer)
@@ -79,8 +89,12 @@ def sync_replicas(
         return SyncReplicasState(
             inner=inner.init(params),
             arrivals=Arrivals(*(jnp.zeros((), jnp.int32) for _ in Arrivals._fields)),
-            sums=None if needed == 1 else jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=_wide(leaf)), params),
-            averages=None if averages is None else jax.tree.map(lambda leaf: jnp.array(leaf, _wide(leaf)), params),
+            sums=None
+            if needed == 1
+            else jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=_wide(leaf)), params),
+            averages=None
+            if averages is None
+            else jax.tree.map(lambda leaf: jnp.array(leaf, _wide(leaf)), params),
         )
 
     def update(
@@ -95,13 +109,23 @@ def sync_replicas(
         _check_call(state, params, needed > 1, averages is not None)
         before = state.arrivals
         offered = _contributions(contributions, max(needed, total))
-        counted = offered if local_step is None else jnp.where(_step(local_step) >= before.updates, offered, 0)
+        counted = (
+            offered
+            if local_step is None
+            else jnp.where(_step(local_step) >= before.updates, offered, 0)
+        )
         arrived = before.waiting + counted
         is_enough = arrived >= needed
         sums = state.sums
         if needed > 1:
             add = functools.partial(_add, counted=counted, waiting=before.waiting)
-            sums = jax.lax.cond(is_enough | (counted == 0), lambda sums, _: sums, add, sums, _arrays(gradients, sums))
+            sums = jax.lax.cond(
+                is_enough | (counted == 0),
+                lambda sums, _: sums,
+                add,
+                sums,
+                _arrays(gradients, sums),
+            )
 
         def apply(gradients: Tree, kept: tuple[Tree, ...], params: Tree | None, **extra: Any):
             inner_state, sums, means = kept
@@ -116,7 +140,9 @@ def sync_replicas(
 
         rounds = optax.GradientTransformationExtraArgs(inner.init, apply)  # pyright: ignore[reportArgumentType] - as below
         kept = (state.inner, sums, state.averages)
-        updates, (inner_state, sums, means) = update_if(is_enough, rounds, gradients, kept, params, **extra)
+        updates, (inner_state, sums, means) = update_if(
+            is_enough, rounds, gradients, kept, params, **extra
+        )
         after = Arrivals(
             waiting=jnp.where(is_enough, 0, arrived),
             aggregated=jnp.where(is_enough, arrived, before.aggregated),
@@ -146,8 +172,12 @@ def _add(sums: Tree, given: list[jax.Array | None], counted: jax.Array, waiting:
     def add(total: jax.Array, gradient: jax.Array | None) -> jax.Array:
         if gradient is None:
             return total
-        weighed = jnp.where(counted > 0, gradient.astype(total.dtype) * counted.astype(total.dtype), 0)
-        return jnp.where(waiting == 0, weighed, total + weighed)  # to add to zero would lose the sign of -0
+        weighed = jnp.where(
+            counted > 0, gradient.astype(total.dtype) * counted.astype(total.dtype), 0
+        )
+        return jnp.where(
+            waiting == 0, weighed, total + weighed
+        )  # to add to zero would lose the sign of -0
 
     totals, structure = jax.tree.flatten(sums)
     return structure.unflatten(map(add, totals, given))
@@ -189,20 +219,26 @@ def _wide(leaf: Any) -> Any:
 def _contributions(value: Any, most: int) -> jax.Array:
     """A number of replicas; of one that only the device knows, the nearest whole number that is not negative."""
     if not _is_count(value, most):
-        raise ValueError(f"contributions must be a whole number of replicas from 0 to {most}, got {value}")
+        raise ValueError(
+            f"contributions must be a whole number of replicas from 0 to {most}, got {value}"
+        )
     count = _scalar("contributions", value)
     return jnp.where(count > 0, jnp.round(count), 0).astype(jnp.int32)  # NaN is not > 0
 
 
 def _step(value: Any) -> jax.Array:
     if not _is_count(value):
-        raise ValueError(f"local_step must be a whole number of updates, or None for the newest, got {value}")
+        raise ValueError(
+            f"local_step must be a whole number of updates, or None for the newest, got {value}"
+        )
     return _scalar("local_step", value)
 
 
 def _is_count(value: Any, most: float = math.inf) -> bool:
     """Whether a number is a count. Arrays may have no value yet, and to read one would wait for the device."""
-    return not isinstance(value, (int, float, np.number)) or (0 <= float(value) <= most and float(value).is_integer())
+    return not isinstance(value, (int, float, np.number)) or (
+        0 <= float(value) <= most and float(value).is_integer()
+    )
 
 
 def _scalar(name: str, value: Any) -> jax.Array:
@@ -224,7 +260,9 @@ def _check_replicas(name: str, value: SupportsIndex) -> int:
 
 def _check_call(state: Any, params: Tree | None, has_sums: bool, has_averages: bool) -> None:
     if not isinstance(state, SyncReplicasState):
-        raise ValueError(f"the state is not one of sync_replicas, but {type(state).__name__}: init(params) starts anew")
+        raise ValueError(
+            f"the state is not one of sync_replicas, but {type(state).__name__}: init(params) starts anew"
+        )
     if (state.sums is not None, state.averages is not None) != (has_sums, has_averages):
         raise ValueError(
             "the state is one of sync_replicas with other arguments: it keeps "

@@ -1,7 +1,12 @@
 """Schedules: functions from a step to a value, for learning rates and anything else that changes over a run."""
 
 from ftrain.schedules.composition import inverse_sqrt, join, warmup, warmup_stable_decay
-from ftrain.schedules.cosine import cosine_decay, cosine_decay_restarts, linear_cosine_decay, noisy_linear_cosine_decay
+from ftrain.schedules.cosine import (
+    cosine_decay,
+    cosine_decay_restarts,
+    linear_cosine_decay,
+    noisy_linear_cosine_decay,
+)
 from ftrain.schedules.decay import (
     exponential_decay,
     inverse_time_decay,

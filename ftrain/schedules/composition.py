@@ -26,7 +26,9 @@ def join(schedules: Sequence[float | Schedule], boundaries: Sequence[int]) -> Sc
     Each schedule counts its own steps, from 0 at its boundary.
     """
     if len(schedules) != len(boundaries) + 1:
-        raise ValueError(f"schedules must be one more than boundaries, got {len(schedules)} and {len(boundaries)}")
+        raise ValueError(
+            f"schedules must be one more than boundaries, got {len(schedules)} and {len(boundaries)}"
+        )
     for schedule in schedules:
         check_finite(schedules=schedule)
     if list(boundaries) != sorted(boundaries):
@@ -43,7 +45,11 @@ def join(schedules: Sequence[float | Schedule], boundaries: Sequence[int]) -> Sc
 
 
 def warmup_stable_decay(
-    learning_rate: float, warmup_steps: int, stable_steps: int, decay_steps: int, end_learning_rate: float = 0.0
+    learning_rate: float,
+    warmup_steps: int,
+    stable_steps: int,
+    decay_steps: int,
+    end_learning_rate: float = 0.0,
 ) -> Schedule:
     """Up along a straight line, level, down along a straight line to `end_learning_rate`, and level again."""
     check_positive(warmup_steps=warmup_steps, decay_steps=decay_steps)
@@ -66,7 +72,9 @@ def inverse_sqrt(learning_rate: float, warmup_steps: int) -> Schedule:
 
     def schedule(step: Step) -> jax.Array:
         now = as_float(step)
-        return learning_rate * jnp.minimum(now / warmup_steps, jnp.sqrt(warmup_steps / jnp.maximum(now, 1.0)))
+        return learning_rate * jnp.minimum(
+            now / warmup_steps, jnp.sqrt(warmup_steps / jnp.maximum(now, 1.0))
+        )
 
     return schedule
 

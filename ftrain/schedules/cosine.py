@@ -50,7 +50,11 @@ def cosine_decay_restarts(
 
 
 def linear_cosine_decay(
-    learning_rate: float, decay_steps: int, num_periods: float = 0.5, alpha: float = 0.0, beta: float = 0.001
+    learning_rate: float,
+    decay_steps: int,
+    num_periods: float = 0.5,
+    alpha: float = 0.0,
+    beta: float = 0.001,
 ) -> Schedule:
     """A cosine that shrinks along a straight line, from Bello et al. 2017.
 
@@ -76,7 +80,11 @@ def noisy_linear_cosine_decay(
     check_positive(decay_steps=decay_steps)
     check_not_negative(initial_variance=initial_variance)
     check_finite(
-        learning_rate=learning_rate, variance_decay=variance_decay, num_periods=num_periods, alpha=alpha, beta=beta
+        learning_rate=learning_rate,
+        variance_decay=variance_decay,
+        num_periods=num_periods,
+        alpha=alpha,
+        beta=beta,
     )
 
     def schedule(step: Step) -> jax.Array:
@@ -85,7 +93,9 @@ def noisy_linear_cosine_decay(
         if initial_variance > 0:
             deviation = jnp.sqrt(initial_variance / jnp.power(1.0 + now, variance_decay))
             line += deviation * _noise(seed, jnp.minimum(jnp.asarray(step), decay_steps))
-        return learning_rate * ((alpha + line) * _half_wave(2.0 * num_periods * now / decay_steps) + beta)
+        return learning_rate * (
+            (alpha + line) * _half_wave(2.0 * num_periods * now / decay_steps) + beta
+        )
 
     return schedule
 

@@ -9,7 +9,9 @@ from ftrain.hyperparameters import check_finite, check_positive
 from ftrain.schedules.schedule import Schedule, Step, as_float
 
 
-def exponential_decay(learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False) -> Schedule:
+def exponential_decay(
+    learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> Schedule:
     """lr * decay_rate ** (step / decay_steps), the exponent rounded down if `staircase`."""
     check_positive(decay_steps=decay_steps)
     check_finite(learning_rate=learning_rate, decay_rate=decay_rate)
@@ -20,7 +22,9 @@ def exponential_decay(learning_rate: float, decay_steps: int, decay_rate: float,
     return schedule
 
 
-def natural_exp_decay(learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False) -> Schedule:
+def natural_exp_decay(
+    learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> Schedule:
     """lr * exp(-decay_rate * step / decay_steps), the quotient rounded down if `staircase`."""
     check_positive(decay_steps=decay_steps)
     check_finite(learning_rate=learning_rate, decay_rate=decay_rate)
@@ -31,7 +35,9 @@ def natural_exp_decay(learning_rate: float, decay_steps: int, decay_rate: float,
     return schedule
 
 
-def inverse_time_decay(learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False) -> Schedule:
+def inverse_time_decay(
+    learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> Schedule:
     """lr / (1 + decay_rate * step / decay_steps), the quotient rounded down if `staircase`."""
     check_positive(decay_steps=decay_steps)
     check_finite(learning_rate=learning_rate, decay_rate=decay_rate)
@@ -59,7 +65,9 @@ def polynomial_decay(
 
     def schedule(step: Step) -> jax.Array:
         now = as_float(step)
-        length = decay_steps * jnp.maximum(1.0, jnp.ceil(now / decay_steps)) if cycle else decay_steps
+        length = (
+            decay_steps * jnp.maximum(1.0, jnp.ceil(now / decay_steps)) if cycle else decay_steps
+        )
         remaining = 1.0 - (now if cycle else jnp.minimum(now, decay_steps)) / length
         return (learning_rate - end_learning_rate) * jnp.power(remaining, power) + end_learning_rate
 
@@ -69,7 +77,9 @@ def polynomial_decay(
 def piecewise_constant(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
     """values[0] up to and including the step boundaries[0], values[1] from there to boundaries[1], and so on."""
     if len(values) != len(boundaries) + 1:
-        raise ValueError(f"values must be one more than boundaries, got {len(values)} and {len(boundaries)}")
+        raise ValueError(
+            f"values must be one more than boundaries, got {len(values)} and {len(boundaries)}"
+        )
     for value in values:
         check_finite(values=value)
     if list(boundaries) != sorted(boundaries):

@@ -20,7 +20,9 @@ class BackgroundWriter:
     def __init__(self, writers: Sequence[Writer], coordinator: Coordinator):
         self._writers, self._outer = writers, coordinator
         self._error: BaseException | None = None
-        self._waiting: queue.Queue[tuple[int, Mapping[str, float | str]] | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[tuple[int, Mapping[str, float | str]] | None] = queue.Queue(
+            WAITING
+        )
         self._own = Coordinator()  # ends this thread alone, when all is written
         LooperThread(self._own, target=self._work, name="ftrain-writer").start()
 

@@ -28,7 +28,9 @@ class MetricsFile:
     `max_line_bytes` (64 MiB by default), which are copied in pieces and never held in memory.
     """
 
-    def __init__(self, path: str | Path, *, start_step: int = 0, max_line_bytes: int = MAX_LINE_BYTES):
+    def __init__(
+        self, path: str | Path, *, start_step: int = 0, max_line_bytes: int = MAX_LINE_BYTES
+    ):
         _check_limit(max_line_bytes)
         self.path = local_path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,10 @@ def _parse(line: _Line) -> dict[str, Any] | None:
     try:
         text = line.data.decode("utf-8-sig" if line.number == 1 else "utf-8")
         fields = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):  # bytes, JSON, a number of too many digits; lists nested too deep
+    except (
+        ValueError,
+        RecursionError,
+    ):  # bytes, JSON, a number of too many digits; lists nested too deep
         return None
     step = fields.get("step") if isinstance(fields, dict) else None
     is_step = isinstance(step, int) and not isinstance(step, bool) and -(1 << 63) <= step < 1 << 63
@@ -136,7 +141,9 @@ def _rewind(path: Path, start_step: int, limit: int) -> None:
                     is_changed = True
             _flush(kept)
         if bad.count or is_changed:
-            os.replace(beside, path)  # after the other lines are on disk: a crash here repeats, it does not lose
+            os.replace(
+                beside, path
+            )  # after the other lines are on disk: a crash here repeats, it does not lose
     finally:
         beside.unlink(missing_ok=True)
     if bad.count:
@@ -155,7 +162,11 @@ class _BadLines:
         self.count += 1
 
     def __str__(self) -> str:
-        found = f"line {self.first}" if self.count == 1 else f"{self.count} lines, the first is line {self.first},"
+        found = (
+            f"line {self.first}"
+            if self.count == 1
+            else f"{self.count} lines, the first is line {self.first},"
+        )
         return f"{found} cannot be read, expected a JSON object with an integer step"
 
 

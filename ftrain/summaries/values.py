@@ -23,10 +23,14 @@ def plain_value(name: str, value: Any) -> bool | int | float | str:
         item = np.asarray(value).item() if shape == () else None
     except Exception as error:  # a traced value, an array that was donated
         reason = str(error).partition("\n")[0]
-        raise TypeError(f"{name} is an array of {dtype} that cannot be read: {reason}; {EXPECTED}") from error
+        raise TypeError(
+            f"{name} is an array of {dtype} that cannot be read: {reason}; {EXPECTED}"
+        ) from error
     if shape != () or not isinstance(item, (bool, int, float, str)):
         way_out = "; write its mean, or its entries under names of their own" if shape != () else ""
-        raise TypeError(f"{name} is an array of shape {tuple(shape)} and dtype {dtype}; {EXPECTED}{way_out}")
+        raise TypeError(
+            f"{name} is an array of shape {tuple(shape)} and dtype {dtype}; {EXPECTED}{way_out}"
+        )
     return item
 
 
@@ -42,5 +46,7 @@ def _finite_in_size(name: str, value: float) -> float:
     try:
         float(value)
     except OverflowError:
-        raise TypeError(f"{name} is a whole number of {int(value).bit_length()} bits, too large for a float") from None
+        raise TypeError(
+            f"{name} is a whole number of {int(value).bit_length()} bits, too large for a float"
+        ) from None
     return value

@@ -76,7 +76,9 @@ def read_events(path: str | Path, *, max_record_bytes: int = MAX_RECORD_BYTES) -
             event = Event.FromString(record)
         except DecodeError:
             reason = f"its {len(record)} bytes are not an event"
-            raise DamagedRecordError(path, number, offset, reason, uncompressed=_is_compressed(path)) from None
+            raise DamagedRecordError(
+                path, number, offset, reason, uncompressed=_is_compressed(path)
+            ) from None
         yield event
         offset += len(record) + FRAME
 

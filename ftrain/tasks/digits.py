@@ -19,7 +19,9 @@ CLASSES = 10
 TEST_SHARE = 5  # every fifth example of a fixed permutation is held out
 
 
-def digits(*, channels: int = 32, hidden: int = 128, dropout: float = 0.25, records: str = "") -> Task:
+def digits(
+    *, channels: int = 32, hidden: int = 128, dropout: float = 0.25, records: str = ""
+) -> Task:
     """Classify digits; evaluation measures loss and accuracy on the images held out.
 
     Args:
@@ -48,7 +50,9 @@ def digits(*, channels: int = 32, hidden: int = 128, dropout: float = 0.25, reco
         return {"loss": float(loss), "accuracy": float(metrics["accuracy"])}
 
     init = functools.partial(init_classifier, channels=channels, hidden=hidden)
-    source = digit_records(records, train["image"], train["label"]) if records else ArraySource(train)
+    source = (
+        digit_records(records, train["image"], train["label"]) if records else ArraySource(train)
+    )
     return Task(init, loss_fn, source, evaluate)
 
 
@@ -68,7 +72,9 @@ def _read_digits() -> tuple[np.ndarray, np.ndarray]:
     """The images, flat, and labels that come with scikit-learn; importing it would take most of a second."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
-        raise ModuleNotFoundError("the task digits needs scikit-learn: pip install 'ftrain[examples]'")
+        raise ModuleNotFoundError(
+            "the task digits needs scikit-learn: pip install 'ftrain[examples]'"
+        )
     file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if file.exists():
         table = np.loadtxt(file, delimiter=",")
@@ -90,11 +96,15 @@ def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:
     he_normal = jax.nn.initializers.he_normal()
     return {
         name: {"kernel": he_normal(key, shape), "bias": jnp.zeros(shape[-1])}
-        for key, (name, shape) in zip(jax.random.split(rng, len(shapes)), shapes.items(), strict=True)
+        for key, (name, shape) in zip(
+            jax.random.split(rng, len(shapes)), shapes.items(), strict=True
+        )
     }
 
 
-def classify(params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.Array | None = None) -> jax.Array:
+def classify(
+    params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.Array | None = None
+) -> jax.Array:
     """Logits (batch, classes) of images (batch, 8, 8, 1)."""
     features = jax.nn.relu(_convolve(params["conv1"], images, stride=1))
     features = jax.nn.relu(_convolve(params["conv2"], features, stride=2))
@@ -107,7 +117,11 @@ def classify(params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.
 
 def _convolve(layer: Tree, images: jax.Array, stride: int) -> jax.Array:
     result = jax.lax.conv_general_dilated(
-        images, layer["kernel"], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        images,
+        layer["kernel"],
+        (stride, stride),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     return result + layer["bias"]
 

@@ -57,7 +57,9 @@ def source_lm(
         return loss, {"bits_per_byte": loss / math.log(2)}
 
     def evaluate(params: Tree) -> dict[str, float | str]:
-        parts = [windows[at : at + EVALUATION_BATCH] for at in range(0, len(windows), EVALUATION_BATCH)]
+        parts = [
+            windows[at : at + EVALUATION_BATCH] for at in range(0, len(windows), EVALUATION_BATCH)
+        ]
         loss = sum(float(measure(params, part)) * len(part) for part in parts) / len(windows)
         measured: dict[str, float | str] = {"loss": loss, "bits_per_byte": loss / math.log(2)}
         if not sample_bytes:

@@ -36,7 +36,9 @@ def _init_block(rng: jax.Array, width: int, layers: int) -> Tree:
     shrunk = (2 * layers) ** -0.5  # keeps the residual stream's variance near one at any depth
     return {
         "attention_norm": jnp.ones(width),
-        "shift": jnp.linspace(0.0, 0.5, width),  # how much of each feature comes from the token before
+        "shift": jnp.linspace(
+            0.0, 0.5, width
+        ),  # how much of each feature comes from the token before
         "qkv": matrix(keys[0], width, 3 * width),
         "attention_out": matrix(keys[1], width, width, shrunk),
         "mlp_norm": jnp.ones(width),
@@ -50,7 +52,9 @@ def _attention(block: Tree, hidden: jax.Array, angles: jax.Array, heads: int) ->
     before = jnp.pad(hidden, ((0, 0), (1, 0), (0, 0)))[:, :-1]
     hidden += block["shift"] * (before - hidden)
 
-    def split(features: jax.Array) -> jax.Array:  # (batch, length, width) -> (batch, heads, length, head width)
+    def split(
+        features: jax.Array,
+    ) -> jax.Array:  # (batch, length, width) -> (batch, heads, length, head width)
         return features.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
 
     query, key, value = map(split, jnp.split(hidden @ block["qkv"], 3, axis=-1))

@@ -33,5 +33,7 @@ class Agenda:
         whens = [hook.when for hook in self._hooks]
         counts = (when.next(step, last) for when, last in zip(whens, self._fired, strict=True))
         self.next_step = min(counts, default=math.inf)
-        moments = (moment + when.patience for when, moment in zip(whens, self._moments, strict=True))
+        moments = (
+            moment + when.patience for when, moment in zip(whens, self._moments, strict=True)
+        )
         self.next_time = min(moments, default=math.inf)

@@ -19,11 +19,12 @@ _OBJECTS = {
     ("flax.nnx", "Module"): (
         "split it, `graphdef, params = nnx.split(model)`, and in the loss `model = nnx.merge(graphdef, params)`"
     ),
-    ("flax.linen", "Module"): 'pass `model.init(rng, inputs)["params"]`, and in the loss call `model.apply`',
+    (
+        "flax.linen",
+        "Module",
+    ): 'pass `model.init(rng, inputs)["params"]`, and in the loss call `model.apply`',
 }
-_EQUINOX = (
-    "`params, static = eqx.partition(model, eqx.is_array)`, and in the loss `model = eqx.combine(params, static)`"
-)
+_EQUINOX = "`params, static = eqx.partition(model, eqx.is_array)`, and in the loss `model = eqx.combine(params, static)`"
 _DEFAULT = "pass the arrays only, and let the loss function close over the rest"
 
 
@@ -32,7 +33,9 @@ def check_arrays(what: str, tree: Tree) -> None:
     for (module, name), way_out in _OBJECTS.items():
         if _is_a(tree, module, name):
             kind = f"{module}.{name}".replace("ftrain.training.state", "ftrain")
-            raise TypeError(f"{what} is a {kind} ({type(tree).__name__}), expected a tree of arrays; {way_out}")
+            raise TypeError(
+                f"{what} is a {kind} ({type(tree).__name__}), expected a tree of arrays; {way_out}"
+            )
     wrong = [(name, leaf) for name, leaf in leaves_with_names(tree) if not _is_array(leaf)]
     if not wrong:
         return
@@ -47,7 +50,11 @@ def check_optimizer(optimizer: Any) -> None:
     if callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None)):
         return
     name = getattr(optimizer, "__name__", None)
-    got = f"the function {name}: call it, {name}(...)" if callable(optimizer) and name else f"{optimizer!r:.60}"
+    got = (
+        f"the function {name}: call it, {name}(...)"
+        if callable(optimizer) and name
+        else f"{optimizer!r:.60}"
+    )
     raise TypeError(f"optimizer must be an optax.GradientTransformation, got {got}")
 
 
@@ -60,7 +67,9 @@ def describe_state(state: Any) -> str:
 
 def _describe(what: str, name: str, leaf: Any) -> str:
     place = f"leaf {what}/{name}" if name else "it"
-    kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+    kind = (
+        f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+    )
     return f"{place} is {kind}, {leaf!r:.40}"
 
 

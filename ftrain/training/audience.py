@@ -19,7 +19,10 @@ class Audience:
         self._host, self._hooks, self._timing = host, hooks, timing
         self._watchers = [hook for hook in hooks if type(hook).watch is not Hook.watch]
         self._telling: Hook | None = None  # the one that is being told of a step
-        self._published: tuple[int, dict[str, Value]] = (-1, {})  # the newest step at which a hook was due, and what
+        self._published: tuple[int, dict[str, Value]] = (
+            -1,
+            {},
+        )  # the newest step at which a hook was due, and what
 
     def notice(self, text: str) -> None:
         for hook in self._hooks:
@@ -29,7 +32,13 @@ class Audience:
         for hook in self._hooks:
             hook.flush()
 
-    def report(self, metrics: Metrics, state: TrainState | None, due: Sequence[Hook] = (), examples: int = 0) -> Report:
+    def report(
+        self,
+        metrics: Metrics,
+        state: TrainState | None,
+        due: Sequence[Hook] = (),
+        examples: int = 0,
+    ) -> Report:
         """What is told of the last step of `metrics`; those `due` are told it themselves, the others what it has to
         publish. If none of them needs the state, which the next step writes over, it is not in it."""
         step = metrics.last
@@ -40,7 +49,14 @@ class Audience:
                     self.stop_for(hook.receive(step, values))
 
         has_state = not due or any(hook.needs_state for hook in due)
-        return Report(self._host, step, state if has_state else None, metrics, examples=examples, publish=publish)
+        return Report(
+            self._host,
+            step,
+            state if has_state else None,
+            metrics,
+            examples=examples,
+            publish=publish,
+        )
 
     def tell(self, call: Call, state: TrainState | None) -> None:
         """Tell of a call that is finished."""

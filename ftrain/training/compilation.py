@@ -9,7 +9,9 @@ import jax
 
 def use_compilation_cache() -> None:
     """Keep compiled programs in the user's cache directory, unless jax was told where to keep them, or not to."""
-    settings: Any = jax.config  # jax defines its attributes at run time, where a type checker cannot see them
+    settings: Any = (
+        jax.config
+    )  # jax defines its attributes at run time, where a type checker cannot see them
     if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
         return
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

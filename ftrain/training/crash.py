@@ -50,7 +50,9 @@ class Crash:
         if not (self.directory / _BATCH).exists():
             return None
         with np.load(self.directory / _BATCH) as arrays:
-            leaves = [_typed(arrays[f"batch/{name}"], leaf) for name, leaf in named_leaves(like).items()]
+            leaves = [
+                _typed(arrays[f"batch/{name}"], leaf) for name, leaf in named_leaves(like).items()
+            ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -96,7 +98,9 @@ def read_crash(run: str | Path, step: int | None = None) -> Crash:
     if not there:
         raise LookupError(f"{run}: there is no crash to replay; {run / CRASHES} has no bundle")
     if step is not None and step not in there:
-        raise LookupError(f"{run}: there is no crash of step {step}; there are {', '.join(map(str, there))}")
+        raise LookupError(
+            f"{run}: there is no crash of step {step}; there are {', '.join(map(str, there))}"
+        )
     if step is None:
         step = max(there, key=lambda each: (run / CRASHES / str(each) / _FACTS).stat().st_mtime)
     directory = run / CRASHES / str(step)
@@ -117,7 +121,11 @@ def versions() -> dict[str, str]:
     """What a step was computed with."""
     found = {name: importlib.metadata.version(name) for name in _VERSIONS}
     devices = f"{jax.device_count()} {jax.devices()[0].device_kind}"
-    return found | {"python": platform.python_version(), "platform": platform.platform(), "devices": devices}
+    return found | {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "devices": devices,
+    }
 
 
 def _typed(array: np.ndarray, like: Any) -> np.ndarray:

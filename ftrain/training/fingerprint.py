@@ -16,16 +16,43 @@ _PASSED_THROUGH = ("sharding_constraint", "device_put", "copy", "copy_p", "optim
 _INLINED = ("jit", "pjit", "closed_call", "core_call")
 _IGNORED = frozenset(  # parameters that say how something is computed, or where it was written down
     {
-        *("name", "debug_info", "metadata", "weak_type", "cost_estimate", "resource_env", "compiler_options_kvs"),
-        *("mesh", "ctx_mesh", "context_mesh", "sharding", "shardings", "in_shardings", "out_shardings", "out_sharding"),
-        *("layout", "in_layouts", "out_layouts", "donated_invars", "keep_unused", "inline", "unroll"),
+        *(
+            "name",
+            "debug_info",
+            "metadata",
+            "weak_type",
+            "cost_estimate",
+            "resource_env",
+            "compiler_options_kvs",
+        ),
+        *(
+            "mesh",
+            "ctx_mesh",
+            "context_mesh",
+            "sharding",
+            "shardings",
+            "in_shardings",
+            "out_shardings",
+            "out_sharding",
+        ),
+        *(
+            "layout",
+            "in_layouts",
+            "out_layouts",
+            "donated_invars",
+            "keep_unused",
+            "inline",
+            "unroll",
+        ),
         *("prevent_cse", "policy", "differentiated"),
     }
 )
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
 
 
-def fingerprint(function: Callable[..., Any], *arguments: Any, outputs: int | None = None) -> str | None:
+def fingerprint(
+    function: Callable[..., Any], *arguments: Any, outputs: int | None = None
+) -> str | None:
     """A digest of what `function` computes of arguments like these, or of its first `outputs` leaves.
 
     Only shapes and dtypes of the arguments matter. It is the same for the same code in any process: it depends on the
@@ -41,7 +68,10 @@ def fingerprint(function: Callable[..., Any], *arguments: Any, outputs: int | No
 
 def fingerprint_jaxpr(closed: ClosedJaxpr, outputs: int | None = None) -> str:
     """A digest of a traced function, or of what its first `outputs` results depend on."""
-    inputs = [_hash("input", number, _aval(variable)) for number, variable in enumerate(closed.jaxpr.invars)]
+    inputs = [
+        _hash("input", number, _aval(variable))
+        for number, variable in enumerate(closed.jaxpr.invars)
+    ]
     results = _Digest().results(closed.jaxpr, closed.consts, inputs)
     return _hash(*results[:outputs]).hex()
 
@@ -50,7 +80,9 @@ class _Digest:
     """Hashes of the values in a jaxpr: each of its operation and of the hashes of the operation's inputs."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, bytes]] = {}  # of inner jaxprs, which are kept so that ids stay theirs
+        self._known: dict[
+            int, tuple[Any, bytes]
+        ] = {}  # of inner jaxprs, which are kept so that ids stay theirs
 
     def results(self, jaxpr: Jaxpr, consts: Iterable[Any], inputs: Iterable[bytes]) -> list[bytes]:
         values: dict[Any, bytes] = dict(zip(jaxpr.constvars, map(_array, consts), strict=True))
@@ -72,14 +104,19 @@ class _Digest:
             return self.results(inner.jaxpr, inner.consts, given)
         params = {key: value for key, value in equation.params.items() if key not in _IGNORED}
         own = _hash(name, self._plain(params), *given)
-        return [_hash(own, number, _aval(variable)) for number, variable in enumerate(equation.outvars)]
+        return [
+            _hash(own, number, _aval(variable)) for number, variable in enumerate(equation.outvars)
+        ]
 
     def _inner(self, jaxpr: Any) -> bytes:
         if id(jaxpr) not in self._known:
             is_closed = isinstance(jaxpr, ClosedJaxpr)
             inner: Jaxpr = jaxpr.jaxpr if is_closed else jaxpr
             consts = jaxpr.consts if is_closed else [variable.aval for variable in inner.constvars]
-            inputs = [_hash("input", number, _aval(variable)) for number, variable in enumerate(inner.invars)]
+            inputs = [
+                _hash("input", number, _aval(variable))
+                for number, variable in enumerate(inner.invars)
+            ]
             self._known[id(jaxpr)] = jaxpr, _hash(*self.results(inner, consts, inputs))
         return self._known[id(jaxpr)][1]
 
@@ -98,7 +135,9 @@ class _Digest:
         if isinstance(value, np.dtype):
             return str(value)
         if isinstance(value, Mapping):
-            return sorted((str(key), self._plain(each)) for key, each in value.items() if key not in _IGNORED)
+            return sorted(
+                (str(key), self._plain(each)) for key, each in value.items() if key not in _IGNORED
+            )
         if isinstance(value, (set, frozenset)):
             return sorted(repr(self._plain(each)) for each in value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -117,7 +156,9 @@ class _Digest:
 def _array(value: Any) -> bytes:
     """A constant: a small one by its value, a large one, such as a table that the code loads, by its shape."""
     if not isinstance(value, (np.ndarray, np.generic, jax.Array, bool, int, float, complex)):
-        return _hash(type(value).__name__, getattr(value, "shape", ""), str(getattr(value, "dtype", "")))
+        return _hash(
+            type(value).__name__, getattr(value, "shape", ""), str(getattr(value, "dtype", ""))
+        )
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     if np.size(value) > _LARGE:

@@ -46,7 +46,9 @@ def gaps(triggers: Sequence[Trigger], start: int) -> Iterator[float]:
         if due == math.inf:
             return
         step = int(due)
-        fired = [step if moment == due else last for moment, last in zip(upcoming, fired, strict=True)]
+        fired = [
+            step if moment == due else last for moment, last in zip(upcoming, fired, strict=True)
+        ]
 
 
 def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
@@ -59,7 +61,9 @@ def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
     ahead = [gap for gap, _ in zip(gaps(triggers, start), range(64), strict=False)]
     finite = [int(gap) for gap in ahead if gap != math.inf] or [most]
     most = min(most, max(finite))
-    return min(range(1, most + 1), key=lambda length: sum(gap // length + gap % length for gap in finite))
+    return min(
+        range(1, most + 1), key=lambda length: sum(gap // length + gap % length for gap in finite)
+    )
 
 
 class Fuser:
@@ -99,7 +103,9 @@ class Fuser:
 
     def explore(self, timing: Timing, state: TrainState, piece: Piece) -> None:
         """All steps so far are finished, the last of them with this piece: go on with the trial, if there is hope."""
-        if self.trial is not None and not self.trial.explore(timing.dispatch, timing.device, state, piece):
+        if self.trial is not None and not self.trial.explore(
+            timing.dispatch, timing.device, state, piece
+        ):
             self.give_up()
 
     def problem(self) -> str:
@@ -128,7 +134,11 @@ class Fuser:
         if self._fuse == "auto" and share > LEAST_GAIN:
             return ""
         self.length, self.kind = length, kind
-        return f"{length} steps are fused into one call, {1 / share:.1f} times as fast" if self._fuse == "auto" else ""
+        return (
+            f"{length} steps are fused into one call, {1 / share:.1f} times as fast"
+            if self._fuse == "auto"
+            else ""
+        )
 
 
 class Taken(NamedTuple):
@@ -155,7 +165,12 @@ class Trial:
     ):
         self.length, self.kind = 0, 0
         self.problem: Exception | None = None  # why the fused call cannot be compiled
-        self._program, self._choose, self._fuse, self._run_behind = program, choose, fuse, run_behind
+        self._program, self._choose, self._fuse, self._run_behind = (
+            program,
+            choose,
+            fuse,
+            run_behind,
+        )
         self._marks = (WARM_UP, WARM_UP + MEASURED) if fuse == "auto" else (1,)
         self._steps, self._before = 0, (0.0, 0.0)
         self._compiled = threading.Event()
@@ -173,7 +188,9 @@ class Trial:
             if not leaves or not all(hasattr(leaf, "dtype") for leaf in leaves):
                 return False  # nothing to scan over, or nothing that can be stacked as it is
             room = AUTO_BYTES // max(1, count_bytes(piece.batch))
-            self.length = self._choose(self._fuse if isinstance(self._fuse, int) else min(AUTO_STEPS, max(1, room)))
+            self.length = self._choose(
+                self._fuse if isinstance(self._fuse, int) else min(AUTO_STEPS, max(1, room))
+            )
             if self.length == 1 or (self._fuse == "auto" and count_bytes(state) > STATE_BYTES):
                 return False
         if self._steps != self._marks[-1]:
@@ -192,9 +209,13 @@ class Trial:
     def take(self, state: TrainState, pieces: list[Piece]) -> Taken:
         """The steps of these pieces, fused, from a copy of `state`."""
         several = stack(pieces)
-        several = dataclasses.replace(several, batch=self._program.put(several.batch, several.count))
+        several = dataclasses.replace(
+            several, batch=self._program.put(several.batch, several.count)
+        )
         taken: Taken | None = None
-        for _ in range(2 if self._fuse == "auto" else 1):  # the first call of a program takes longer than others
+        for _ in range(
+            2 if self._fuse == "auto" else 1
+        ):  # the first call of a program takes longer than others
             copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
             started = time.perf_counter()
             result, metrics = self._program(copy, several, 1)
@@ -206,7 +227,11 @@ class Trial:
     def _compile(self, state: TrainState, piece: Piece) -> None:
         """Compile the fused call: the first half here, the second in a thread."""
         self.kind = piece.kind
-        several = Piece(self.length, self._program.put(stack([piece] * self.length).batch, self.length), piece.kind)
+        several = Piece(
+            self.length,
+            self._program.put(stack([piece] * self.length).batch, self.length),
+            piece.kind,
+        )
         try:
             lowered = self._program.lower(state, several)
         except Exception as error:  # noqa: BLE001 - single steps work, so the run goes on with them
@@ -225,7 +250,9 @@ class Trial:
 
 def first_difference(one: Taken, other: Taken) -> str | None:
     """The name of the first leaf of the state, or else of the metrics, whose bits differ."""
-    for (name, left), right in zip(named_leaves(one.state).items(), jax.tree.leaves(other.state), strict=True):
+    for (name, left), right in zip(
+        named_leaves(one.state).items(), jax.tree.leaves(other.state), strict=True
+    ):
         if _bits(left) != _bits(right):
             return f"leaf {name}"
     return None if one.metrics.tobytes() == other.metrics.tobytes() else "the metrics"

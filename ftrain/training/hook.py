@@ -62,7 +62,9 @@ class Report:
     def state(self) -> TrainState:
         """The state after the step. Valid during the call only: the next step writes over it."""
         if self._state is None:
-            raise RuntimeError(f"the state of step {self.step} is gone: a hook that reads it needs needs_state = True")
+            raise RuntimeError(
+                f"the state of step {self.step} is gone: a hook that reads it needs needs_state = True"
+            )
         return self._state
 
     @property
@@ -148,7 +150,9 @@ def _plain(name: str, value: Any) -> Value:
     try:
         return value if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number or a text to be published, got {value!r:.60}") from None
+        raise TypeError(
+            f"{name} must be a number or a text to be published, got {value!r:.60}"
+        ) from None
 
 
 class Hook:
@@ -169,10 +173,14 @@ class Hook:
 
     when: Trigger = never()
     needs_state: bool = True
-    chief_only: bool = False  # whether, of several processes, only the first has it, because it writes for all
+    chief_only: bool = (
+        False  # whether, of several processes, only the first has it, because it writes for all
+    )
     saves_state: bool = False  # whether the run can be restored from what it writes; see above
     label: str = ""  # tells hooks of one class apart in a checkpoint; without, their order does
-    follows_chief: bool = False  # set by a Scaffold that waits: another process writes, this one only restores
+    follows_chief: bool = (
+        False  # set by a Scaffold that waits: another process writes, this one only restores
+    )
 
     def restore_state(self, like: TrainState) -> TrainState | None:
         """First of all, and again when a run recovers: a state that was saved, or None.
@@ -268,8 +276,12 @@ def feed_batch(hooks: Sequence[Hook], report: Report, batch: Batch) -> Batch:
     for hook in hooks:
         entries = hook.before_step(report, batch) or {}
         if twice := [name for name in entries if name in fed]:
-            raise RuntimeError(f"{twice[0]} is fed by two hooks; {type(hook).__name__} is the second")
+            raise RuntimeError(
+                f"{twice[0]} is fed by two hooks; {type(hook).__name__} is the second"
+            )
         fed.update(entries)
     if fed and not isinstance(batch, Mapping):
-        raise TypeError(f"{', '.join(fed)} cannot be fed: the batch is a {type(batch).__name__}, not a dict")
+        raise TypeError(
+            f"{', '.join(fed)} cannot be fed: the batch is a {type(batch).__name__}, not a dict"
+        )
     return {**batch, **fed} if fed else batch

@@ -38,19 +38,33 @@ class Intake:
         stop: Callable[[], bool],
     ):
         self.preparers = [hook for hook in hooks if type(hook).prepare is not Hook.prepare]
-        if straggler_timeout and not (isinstance(data, Pipeline) and data.is_uniform and data.steps is None):
-            raise ValueError("straggler_timeout needs a Pipeline whose batches have one shape and never end: no epochs")
+        if straggler_timeout and not (
+            isinstance(data, Pipeline) and data.is_uniform and data.steps is None
+        ):
+            raise ValueError(
+                "straggler_timeout needs a Pipeline whose batches have one shape and never end: no epochs"
+            )
         self._late = Late(straggler_timeout, put) if straggler_timeout else None
-        self._data, self._put, self._stop = data, put if self._late is None else self._late.put, stop
-        self._together = None if isinstance(data, Pipeline) else together  # a pipeline ends at one step for all
-        self._agreed = 0  # the newest step for which the processes have told each other whether they have data
+        self._data, self._put, self._stop = (
+            data,
+            put if self._late is None else self._late.put,
+            stop,
+        )
+        self._together = (
+            None if isinstance(data, Pipeline) else together
+        )  # a pipeline ends at one step for all
+        self._agreed = (
+            0  # the newest step for which the processes have told each other whether they have data
+        )
         self._shapes = ShapeWatch()
         self._supply: Supply | None = None
 
     @property
     def can_go_on(self) -> bool:
         """Whether there would be data after a recovery: an iterator that has failed gives no more."""
-        return isinstance(self._data, Pipeline) or self._supply is None or not self._supply.has_failed
+        return (
+            isinstance(self._data, Pipeline) or self._supply is None or not self._supply.has_failed
+        )
 
     def begin(self, step: int, triggers: Sequence[Trigger], length: Callable[[], int]) -> None:
         """Go on after `step`; data that cannot be asked for a step go on where they stand."""
@@ -58,7 +72,9 @@ class Intake:
             return
         self.close()
         put = self._preparing(step)
-        self._supply = Supply(self._data, step, triggers, length, put, shapes=self._shapes, stop=self._stop)
+        self._supply = Supply(
+            self._data, step, triggers, length, put, shapes=self._shapes, stop=self._stop
+        )
 
     def take(self, step: int, most: float, kind: int) -> Piece:
         """The input of the steps after `step`, at most so many; EndOfData or StopIteration if there is no more."""
@@ -71,7 +87,10 @@ class Intake:
             piece = self._supply.take(1)
         except FINISHED:
             piece = None
-        if not self._all_have(self._together, step + 1, None if piece is None else piece.examples) or piece is None:
+        if (
+            not self._all_have(self._together, step + 1, None if piece is None else piece.examples)
+            or piece is None
+        ):
             raise EndOfData(DATA_ENDED)
         return piece
 

@@ -23,7 +23,9 @@ class Late:
     def put(self, batch: Any, count: int) -> Any:
         """A batch on the devices, with an entry that says that it counts."""
         if not isinstance(batch, dict):
-            raise TypeError(f"straggler_timeout needs batches that are dicts, got a {type(batch).__name__}")
+            raise TypeError(
+                f"straggler_timeout needs batches that are dicts, got a {type(batch).__name__}"
+            )
         self._example = self._example or batch
         return self._put_on_devices(batch | {CONTRIBUTES: np.ones(_rows(batch), np.float32)}, count)
 

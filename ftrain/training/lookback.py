@@ -36,8 +36,12 @@ class Origin:
     def state(self) -> TrainState:
         initial = functools.partial(place, self._initial, self._mesh, self._sharding)
         like = self._initial.like() if isinstance(self._initial, Initial) else None
-        state = place(self._scaffold.prepare(initial, self._hooks, like), self._mesh, self._sharding)
-        return state if like is not None else jax.jit(_copy)(state)  # what it was made of stays whole
+        state = place(
+            self._scaffold.prepare(initial, self._hooks, like), self._mesh, self._sharding
+        )
+        return (
+            state if like is not None else jax.jit(_copy)(state)
+        )  # what it was made of stays whole
 
 
 class Lookback:
@@ -61,7 +65,9 @@ class Lookback:
         self._take, self._program, self._data, self._origin = take, program, data, origin
         self._changers, self._is_alone = changers, is_alone
 
-    def past(self, step: int, batch: Callable[[], Batch | None], state: Callable[[], TrainState | None]) -> Past:
+    def past(
+        self, step: int, batch: Callable[[], Batch | None], state: Callable[[], TrainState | None]
+    ) -> Past:
         """A step of which `batch` and `state` answer with what is still at hand, if anything is."""
         return Past(
             step,
@@ -93,4 +99,6 @@ def _copy(state: TrainState) -> TrainState:
 
 
 def _cannot_be_had() -> TrainState:
-    raise ReplayError("an earlier state is not computed again where several processes would have to do it together")
+    raise ReplayError(
+        "an earlier state is not computed again where several processes would have to do it together"
+    )

@@ -101,11 +101,15 @@ class Loop:
         if parallel == "pmap" or straggler_timeout:
             fuse = 1
         if straggler_timeout and parallel == "jit":
-            raise ValueError('straggler_timeout needs parallel="shard_map": replicas that can be left out')
+            raise ValueError(
+                'straggler_timeout needs parallel="shard_map": replicas that can be left out'
+            )
         check_hooks(hooks)
         is_chief = company is None or company.is_chief
         self.timing = Timing()
-        hooks = sorted(hooks, key=lambda hook: hook.saves_state)  # what is saved of a step is what all know of it
+        hooks = sorted(
+            hooks, key=lambda hook: hook.saves_state
+        )  # what is saved of a step is what all know of it
         chosen = [hook for hook in hooks if is_chief or not hook.chief_only]
         self._memory = Memory(hooks, chosen)
         self.hooks = with_progress(chosen, self.timing, lambda: self._count)
@@ -125,7 +129,9 @@ class Loop:
             straggler_timeout,
             stop=lambda: self._stopping.is_coming(self._count),
         )
-        self._feeders = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
+        self._feeders = [
+            hook for hook in self.hooks if type(hook).before_step is not Hook.before_step
+        ]
         self._fed_shapes = ShapeWatch()
         self._origin = Origin(state, scaffold or Scaffold(), self.hooks, mesh, sharding)
         take, is_alone = spread(step, mesh, parallel), self._together is None
@@ -143,7 +149,9 @@ class Loop:
     def state(self) -> TrainState:
         """The state after the newest step. The next step writes over it: copy what you keep."""
         if self._state is None:
-            raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
+            raise RuntimeError(
+                f"enter it before its first step: with {type(self).__name__}(...) as run"
+            )
         return self._state
 
     @property
@@ -229,7 +237,9 @@ class Loop:
 
     def __enter__(self) -> Self:
         if self._stopping.thread is not None:
-            raise RuntimeError(f"a {type(self).__name__} can be entered once; make another to go on")
+            raise RuntimeError(
+                f"a {type(self).__name__} can be entered once; make another to go on"
+            )
         self._stopping.thread = threading.get_ident()
         self._shield.install()
         try:
@@ -241,7 +251,10 @@ class Loop:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         if isinstance(error, FINISHED):
             self.request_stop(DATA_ENDED)
@@ -274,7 +287,10 @@ class Loop:
                     raise
                 return self._stopping.end_data(self._count)
             except Exception as error:
-                if self._together is not None and (cause := self._together.company.explain(error)) is not error:
+                if (
+                    self._together is not None
+                    and (cause := self._together.company.explain(error)) is not error
+                ):
                     raise cause from None
                 if not self._intake.can_go_on or not self._recoveries.allow(error, self._count):
                     raise
@@ -311,8 +327,14 @@ class Loop:
         changing = [*self._feeders, *self._intake.preparers]
         if changing and self._fuser.give_up():
             names = ", ".join(type(hook).__name__ for hook in changing)
-            self.notice(f"steps are not fused: before each of them a hook changes the batch ({names})")
-        now = self._clock() if self._together is None else self._together.begin(self._count, self._clock())
+            self.notice(
+                f"steps are not fused: before each of them a hook changes the batch ({names})"
+            )
+        now = (
+            self._clock()
+            if self._together is None
+            else self._together.begin(self._count, self._clock())
+        )
         self._agenda = Agenda(self.hooks, self._count, now)
         self._intake.begin(self._count, whens, lambda: self._fuser.length)
 
@@ -325,7 +347,9 @@ class Loop:
             reasons.append(self._memory.restore(hook))
         self._memory.started()
         if strangers and is_first:
-            self.notice(f"the checkpoint has the state of hooks that this run does not have: {', '.join(strangers)}")
+            self.notice(
+                f"the checkpoint has the state of hooks that this run does not have: {', '.join(strangers)}"
+            )
         for reason in reasons:
             self._audience.stop_for(reason)
 
@@ -333,7 +357,9 @@ class Loop:
         """Take the next steps, at most so many."""
         started = clock()
         if self._state is None:
-            raise RuntimeError(f"enter it before its first step: with {type(self).__name__}(...) as run")
+            raise RuntimeError(
+                f"enter it before its first step: with {type(self).__name__}(...) as run"
+            )
         piece = self._intake.take(self._count, most, self._fuser.kind)
         self.timing.data += clock() - started
         if self._together is not None and not self._together.go_on(self._count):
@@ -345,8 +371,13 @@ class Loop:
         if self._feeders:
             batch = feed_batch(self._feeders, self.report(), piece.batch)
             if self._together is not None:  # each process feeds its part of an entry
-                batch = {k: v if isinstance(v, jax.Array) else self._program.put(v, 1) for k, v in batch.items()}
-            piece = dataclasses.replace(piece, batch=batch, kind=self._fed_shapes.kind(batch, self._count))
+                batch = {
+                    k: v if isinstance(v, jax.Array) else self._program.put(v, 1)
+                    for k, v in batch.items()
+                }
+            piece = dataclasses.replace(
+                piece, batch=batch, kind=self._fed_shapes.kind(batch, self._count)
+            )
         self._suspect, self._piece = self._count + 1, piece
         if not self._program.is_compiled(piece):
             with self.timing.measure("compiling"):
@@ -401,7 +432,9 @@ class Loop:
             metrics.append(self._metrics)
         self._flight.settle()
         seconds = self.timing.dispatch + self.timing.device - spent
-        return Taken(self.state, np.concatenate([each.table() for each in metrics] or [np.zeros(0)]), seconds)
+        return Taken(
+            self.state, np.concatenate([each.table() for each in metrics] or [np.zeros(0)]), seconds
+        )
 
     def _end(self) -> None:
         self._stopping.catch_up(lambda: self._count, lambda: self._take(1))
@@ -417,7 +450,9 @@ class Loop:
 
     def _end_interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """After Ctrl-C: have the hooks that save do so, once the steps in flight are finished."""
-        if self._together is not None or self._state is None:  # several processes can save only together
+        if (
+            self._together is not None or self._state is None
+        ):  # several processes can save only together
             return
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
             interrupt.add_note(
@@ -426,18 +461,26 @@ class Loop:
             )
             return
         if not self.saves:
-            interrupt.add_note(f"the state after step {self._count} is not saved, as no hook saves; `state` has it")
+            interrupt.add_note(
+                f"the state after step {self._count} is not saved, as no hook saves; `state` has it"
+            )
             return
         self.interrupt("KeyboardInterrupt")
         try:
-            if (step := int(self._state.step)) != self._metrics.last:  # it was going back to an earlier step
+            if (
+                step := int(self._state.step)
+            ) != self._metrics.last:  # it was going back to an earlier step
                 self._count, self._metrics = step, Metrics(step, step)
                 self._flight.clear()
             self._flight.settle()
             report = self._audience.report(self._metrics, self._state, self.hooks)
-            call_all([functools.partial(hook.end, report) for hook in self.hooks if hook.saves_state])
+            call_all(
+                [functools.partial(hook.end, report) for hook in self.hooks if hook.saves_state]
+            )
         except Exception as failure:  # noqa: BLE001 - the interrupt goes on
-            interrupt.add_note(f"the state after step {self._count} could not be saved: {failure!r}")
+            interrupt.add_note(
+                f"the state after step {self._count} could not be saved: {failure!r}"
+            )
         else:
             interrupt.add_note(f"the state after step {self._count} is saved")
 
@@ -456,11 +499,21 @@ class Loop:
     def _close(self, error: BaseException | None) -> None:
         """Close all that is open. What fails in it never hides the error that ended the run."""
         if error is not None and self._together is not None:
-            self._together.company.fail(error)  # first, because others may wait for this process, and it for them
+            self._together.company.fail(
+                error
+            )  # first, because others may wait for this process, and it for them
         closing: list[Callable[[], None]] = [self._intake.close]
-        if isinstance(error, Exception) and not isinstance(error, PeerLostError) and self._state is not None:
+        if (
+            isinstance(error, Exception)
+            and not isinstance(error, PeerLostError)
+            and self._state is not None
+        ):
             closing.append(functools.partial(self._tell_failure, error))
-        closing += [*(hook.close for hook in reversed(self.hooks)), self._fuser.close, self._shield.remove]
+        closing += [
+            *(hook.close for hook in reversed(self.hooks)),
+            self._fuser.close,
+            self._shield.remove,
+        ]
         try:
             call_all([*closing, self.coordinator.request_stop, self.coordinator.join])
         except Exception as failure:

@@ -24,7 +24,9 @@ class Memory:
     def __init__(self, hooks: Sequence[Hook], present: Sequence[Hook]):
         self._known = _keys(hooks)
         own = {id(hook) for hook in present}
-        self._hooks = {key: hook for key, hook in zip(self._known, hooks, strict=True) if id(hook) in own}
+        self._hooks = {
+            key: hook for key, hook in zip(self._known, hooks, strict=True) if id(hook) in own
+        }
         self._first: States | None = None  # what they remembered when the run started
         self._saved: States = {}
 

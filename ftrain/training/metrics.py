@@ -3,7 +3,9 @@
 import jax
 import numpy as np
 
-NAN_IF_UNKNOWN = frozenset({"learning_rate"})  # metrics whose NaN says "unknown", not that something went wrong
+NAN_IF_UNKNOWN = frozenset(
+    {"learning_rate"}
+)  # metrics whose NaN says "unknown", not that something went wrong
 
 
 class UnknownMetricError(KeyError):
@@ -18,7 +20,9 @@ class UnknownMetricError(KeyError):
 class Metrics:
     """The metrics of steps `first` to `last`. They stay on the device until they are read, once for all hooks."""
 
-    def __init__(self, first: int, last: int, names: tuple[str, ...] = (), packed: jax.Array | None = None):
+    def __init__(
+        self, first: int, last: int, names: tuple[str, ...] = (), packed: jax.Array | None = None
+    ):
         self.first, self.last = first, last
         self.time = 0.0  # in seconds, when they were found to be finished; before that, when they were dispatched
         self.names = names
@@ -29,7 +33,9 @@ class Metrics:
         """One row for each step, one column for each name; waits for the device."""
         if self._table is None:
             steps = self.last - self.first + 1
-            self._table = np.asarray(() if self._packed is None else self._packed).reshape(steps, len(self.names))
+            self._table = np.asarray(() if self._packed is None else self._packed).reshape(
+                steps, len(self.names)
+            )
             self._packed = None  # the numbers are here: let go of the array
         return self._table
 
@@ -42,7 +48,11 @@ class Metrics:
 
     def row(self, step: int) -> dict[str, float]:
         """Every metric of a step by its name; waits for the device."""
-        return dict(zip(self.names, self.table()[step - self.first].tolist(), strict=True)) if self.names else {}
+        return (
+            dict(zip(self.names, self.table()[step - self.first].tolist(), strict=True))
+            if self.names
+            else {}
+        )
 
     def wait(self) -> None:
         """Wait until the steps have been computed."""

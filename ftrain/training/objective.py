@@ -32,7 +32,9 @@ def make_objective(loss_fn: LossFunction, with_model_state: bool) -> Objective:
             loss, metrics, model_state = loss_fn(params, batch, rng, model_state)
         else:
             result = loss_fn(params, batch, rng)
-            loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+            loss, metrics = (
+                result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+            )
         _check_result(loss, metrics)
         return loss, (dict(metrics), model_state)
 
@@ -55,10 +57,14 @@ def differentiate(
         loss, (metrics, model_state) = objective(params, batch, rng, model_state)
         return _scale(loss, scale), (loss, metrics, model_state)
 
-    def part(model_state: Tree, number: jax.Array | None, batch: Batch) -> tuple[Tree, Differentiated]:
+    def part(
+        model_state: Tree, number: jax.Array | None, batch: Batch
+    ) -> tuple[Tree, Differentiated]:
         own_rng = rng if number is None else jax.random.fold_in(rng, number)
         followed = value_and_grad(scaled, has_aux=True, merge_rows=merge_rows)
-        (_, (loss, metrics, model_state)), gradients = followed(state.params, batch, own_rng, model_state)
+        (_, (loss, metrics, model_state)), gradients = followed(
+            state.params, batch, own_rng, model_state
+        )
         if scale is not None:
             gradients = _unscale(gradients, scale)
         return model_state, Differentiated(loss, metrics, gradients)
@@ -78,18 +84,26 @@ def _scale(loss: Any, scale: jax.Array | None) -> Any:
 
 def _unscale(gradients: Tree, scale: jax.Array) -> Tree:
     """In float32, whatever the parameters are: in half precision what the scale saved would vanish after all."""
-    return map_values(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) / scale, gradients)
+    return map_values(
+        lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) / scale, gradients
+    )
 
 
 def _check_result(loss: Any, metrics: Any) -> None:
     if loss is None or isinstance(loss, (tuple, list, dict, str)):
-        raise TypeError(f"loss_fn must return a scalar loss, or a loss and a dict of metrics, got {loss!r:.80}")
+        raise TypeError(
+            f"loss_fn must return a scalar loss, or a loss and a dict of metrics, got {loss!r:.80}"
+        )
     for leaf in jax.tree.leaves(loss):  # of a WeightedMean: its total and its weight
         if jnp.ndim(leaf) != 0:
-            raise ValueError(f"loss_fn must return a scalar loss, got shape {jnp.shape(leaf)}; take its mean")
+            raise ValueError(
+                f"loss_fn must return a scalar loss, got shape {jnp.shape(leaf)}; take its mean"
+            )
     if not isinstance(metrics, Mapping):
         raise TypeError(f"loss_fn must return its metrics as a dict, got {type(metrics).__name__}")
     for name, value in metrics.items():
         for leaf in jax.tree.leaves(value) if is_weighted(value) else [value]:
             if jnp.ndim(leaf) != 0:
-                raise ValueError(f"metric {name} must be a scalar, got shape {jnp.shape(leaf)}; take its mean")
+                raise ValueError(
+                    f"metric {name} must be a scalar, got shape {jnp.shape(leaf)}; take its mean"
+                )

@@ -24,7 +24,9 @@ def bad_operations(step: Step, state: TrainState, batch: Batch) -> list[str]:
     """
     closed: ClosedJaxpr = jax.make_jaxpr(step)(state, batch)
     found: dict[str, str] = {}
-    for equation, inputs, outputs in _operations(closed.jaxpr, closed.consts, jax.tree.leaves((state, batch))):
+    for equation, inputs, outputs in _operations(
+        closed.jaxpr, closed.consts, jax.tree.leaves((state, batch))
+    ):
         for what, test in (("infinity", jnp.isinf), ("NaN", jnp.isnan)):
             if what not in found and _any(test, outputs) and not _any(test, inputs):
                 found[what] = _describe(equation, what, inputs)
@@ -50,7 +52,9 @@ def _operations(
             made = yield from _operations(inner.jaxpr, inner.consts, given)
         else:
             variables = [each for each in equation.invars if not isinstance(each, Literal)]
-            alone = jaxpr.replace(constvars=[], invars=variables, outvars=equation.outvars, eqns=[equation])
+            alone = jaxpr.replace(
+                constvars=[], invars=variables, outvars=equation.outvars, eqns=[equation]
+            )
             made = jaxpr_as_fun(ClosedJaxpr(alone, []))(*map(read, variables))
             yield equation, given, made
         known |= dict(zip(equation.outvars, made, strict=True))

@@ -21,16 +21,22 @@ def axis_of(parallel: Parallel) -> Axis | None:
 
 def check_parallel(parallel: str, mesh: Mesh | None) -> None:
     if parallel not in get_args(Parallel):
-        raise ValueError(f"parallel must be one of {', '.join(get_args(Parallel))}, got {parallel!r}")
+        raise ValueError(
+            f"parallel must be one of {', '.join(get_args(Parallel))}, got {parallel!r}"
+        )
     if parallel == "jit":
         return
     if mesh is None:
         raise ValueError(f'parallel="{parallel}" needs a mesh: ftrain.cluster.make_mesh()')
     if mesh.shape.get(MODEL, 1) > 1:
-        raise ValueError(f'parallel="{parallel}" has the whole model on every device: the axis model must be 1')
+        raise ValueError(
+            f'parallel="{parallel}" has the whole model on every device: the axis model must be 1'
+        )
 
 
-def spread(function: Function, mesh: Mesh | None, parallel: Parallel, *, stacked: bool = False) -> Function:
+def spread(
+    function: Function, mesh: Mesh | None, parallel: Parallel, *, stacked: bool = False
+) -> Function:
     """`function(state, batch)` as a program on each device, with the whole state and its part of the batch.
 
     With "jit" it stays as it is: the compiler spreads it.
@@ -41,13 +47,27 @@ def spread(function: Function, mesh: Mesh | None, parallel: Parallel, *, stacked
     if parallel == "shard_map":
         part = PartitionSpec(None, axes) if stacked else PartitionSpec(axes)
         # Unchecked, or derivatives would be summed over the replicas behind the step's back.
-        return jax.shard_map(function, mesh=mesh, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False)
-    if jax.process_count() > 1:  # pmap is this very shard_map; but inside of jit it knows one process only
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False
+        )
+    if (
+        jax.process_count() > 1
+    ):  # pmap is this very shard_map; but inside of jit it knows one process only
         replicas = Mesh(mesh.devices.reshape(-1), (_PMAP_AXIS,))
         part = PartitionSpec(_PMAP_AXIS)
-        return jax.shard_map(function, mesh=replicas, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False)
+        return jax.shard_map(
+            function,
+            mesh=replicas,
+            in_specs=(whole, part),
+            out_specs=(whole, whole),
+            check_vma=False,
+        )
     mapped = jax.pmap(
-        function, axis_name=_PMAP_AXIS, in_axes=(None, 0), out_axes=(None, None), devices=list(mesh.devices.flat)
+        function,
+        axis_name=_PMAP_AXIS,
+        in_axes=(None, 0),
+        out_axes=(None, None),
+        devices=list(mesh.devices.flat),
     )
 
     def split(leaf: Any) -> Any:

@@ -40,7 +40,9 @@ class Program:
         self._packed = _pack(step)
         self._mesh: Mesh | None = mesh
         self._parallel: Parallel = parallel
-        settings: Any = jax.config  # jax defines its attributes at run time, where a type checker cannot see them
+        settings: Any = (
+            jax.config
+        )  # jax defines its attributes at run time, where a type checker cannot see them
         self._x64: bool = settings.jax_enable_x64
         self._compiled: dict[tuple[int, int], Any] = {}
         self._flops: float | None = None
@@ -84,9 +86,13 @@ class Program:
         function = self._fused if stacked else self._packed
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         is_spread = any(len(each.device_set) > 1 for each in jax.tree.leaves(shardings))
-        if is_spread and (self._mesh is None or self._mesh.size == 1):  # as the user placed it, so it must stay
+        if is_spread and (
+            self._mesh is None or self._mesh.size == 1
+        ):  # as the user placed it, so it must stay
             return jax.jit(function, donate_argnums=0, out_shardings=(shardings, None))
-        return compile_step(function, self._mesh, stacked=stacked, shardings=shardings, parallel=self._parallel)
+        return compile_step(
+            function, self._mesh, stacked=stacked, shardings=shardings, parallel=self._parallel
+        )
 
     def put(self, batch: Batch, count: int) -> Batch:
         """The batch of a call, on the devices; a thread may do it, and has to be told whether there are 64 bits."""
@@ -96,8 +102,12 @@ class Program:
         if sharding is None and count == 1 and jax.default_backend() == "cpu":
             return batch  # it is in the memory of that device already, and the call itself takes it quicker
         with jax.enable_x64(self._x64):
-            if sharding is not None and not sharding.is_fully_addressable:  # this process has its part of it
-                return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, sharding), batch)
+            if (
+                sharding is not None and not sharding.is_fully_addressable
+            ):  # this process has its part of it
+                return jax.tree.map(
+                    functools.partial(jax.make_array_from_process_local_data, sharding), batch
+                )
             return jax.device_put(batch) if sharding is None else jax.device_put(batch, sharding)
 
     def flops(self) -> float | None:
@@ -113,7 +123,9 @@ def _pack(step: Step) -> Callable[[TrainState, Batch], tuple[TrainState, _Packed
         state, metrics = step(state, batch)
         for name, value in metrics.items():
             if jnp.ndim(value) != 0:
-                raise ValueError(f"metric {name} must be a scalar, got shape {jnp.shape(value)}; take its mean")
+                raise ValueError(
+                    f"metric {name} must be a scalar, got shape {jnp.shape(value)}; take its mean"
+                )
         dtype = jnp.result_type(jnp.float32, *metrics.values())
         values = [jnp.asarray(value, dtype) for value in metrics.values()]
         return state, _Packed(tuple(metrics), jnp.stack(values) if values else jnp.zeros(0))
@@ -125,7 +137,9 @@ def _check_state(before: TrainState, after: TrainState) -> None:
     """A step must answer with a state like the one it was given, or it could not be taken again."""
     old, new = named_leaves(before), named_leaves(after)
     for name in itertools.chain(old, new):
-        found, wanted = (_describe(leaves[name]) if name in leaves else "missing" for leaves in (new, old))
+        found, wanted = (
+            _describe(leaves[name]) if name in leaves else "missing" for leaves in (new, old)
+        )
         if found != wanted:
             raise TypeError(
                 f"the step changes its state: leaf {name} is {found} after it, and {wanted} before; "

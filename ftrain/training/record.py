@@ -101,7 +101,9 @@ class RunRecord:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, json.dumps(now, indent=1) + "\n")
 
-    def _fingerprints(self, before: Facts | None, state: TrainState, batch: Tree) -> dict[str, str | None]:
+    def _fingerprints(
+        self, before: Facts | None, state: TrainState, batch: Tree
+    ) -> dict[str, str | None]:
         """The fingerprints of the code; of those that were noted `before`, only the ones that can be compared."""
         made_with = _made_with()
         then = made_with if before is None else before["made_with"]
@@ -115,33 +117,59 @@ class RunRecord:
         if made_with != then:  # code may look at the number of devices
             return found
         found["step"] = self._of_step(state, batch)
-        if loss_fn is not None and (before is None or found["step"] != before["fingerprints"].get("step")):
-            found["loss"] = fingerprint(lambda *given: _first(loss_fn(*given)), state.params, batch, state.rng)
+        if loss_fn is not None and (
+            before is None or found["step"] != before["fingerprints"].get("step")
+        ):
+            found["loss"] = fingerprint(
+                lambda *given: _first(loss_fn(*given)), state.params, batch, state.rng
+            )
         return found
 
     def _of_step(self, state: TrainState, batch: Tree) -> str | None:
         """Of what the step makes of the state; metrics are not compared."""
         try:
             traced = self._program.trace(state, batch)
-            return None if traced is None else fingerprint_jaxpr(traced, len(jax.tree.leaves(state)))
+            return (
+                None if traced is None else fingerprint_jaxpr(traced, len(jax.tree.leaves(state)))
+            )
         except Exception:  # noqa: BLE001 - what is wrong with it is raised where it is compiled
             return None
 
-    def _differing_code(self, before: Facts, now: dict[str, str | None], named: list[str]) -> list[str]:
+    def _differing_code(
+        self, before: Facts, now: dict[str, str | None], named: list[str]
+    ) -> list[str]:
         then = before["fingerprints"]
-        differing = {name for name, value in now.items() if None not in (value, then.get(name)) and value != then[name]}
-        if "step" in now and "step" not in differing and None not in (now["step"], then.get("step")):
+        differing = {
+            name
+            for name, value in now.items()
+            if None not in (value, then.get(name)) and value != then[name]
+        }
+        if (
+            "step" in now
+            and "step" not in differing
+            and None not in (now["step"], then.get("step"))
+        ):
             differing &= {"optimizer"}  # the same step, whatever else was written differently
         if differing & {"loss", "optimizer"}:
             return [f"the {name} differs" for name in ("optimizer", "loss") if name in differing]
-        is_unexplained = "step" in differing and not any(text.split()[0] in _STEP_SETTINGS for text in named)
-        return ["the step differs (its loss, its optimizer or their settings)"] if is_unexplained else []
+        is_unexplained = "step" in differing and not any(
+            text.split()[0] in _STEP_SETTINGS for text in named
+        )
+        return (
+            ["the step differs (its loss, its optimizer or their settings)"]
+            if is_unexplained
+            else []
+        )
 
     def _read(self) -> Facts | None:
         """What was noted; None if nothing was, or nothing that can be read."""
         try:
             found = json.loads(retry(self._path.read_bytes))
-            return found if all(isinstance(found[part], dict) for part in _PARTS) and "batch" in found else None
+            return (
+                found
+                if all(isinstance(found[part], dict) for part in _PARTS) and "batch" in found
+                else None
+            )
         except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
@@ -210,7 +238,9 @@ def _encode(batch: Any) -> Any:
 
 def _of_optimizer(optimizer: optax.GradientTransformation, state: TrainState) -> str | None:
     start = fingerprint(optimizer.init, state.params)
-    update = fingerprint(lambda *given: optimizer.update(*given), state.params, state.opt_state, state.params)
+    update = fingerprint(
+        lambda *given: optimizer.update(*given), state.params, state.opt_state, state.params
+    )
     return None if None in (start, update) else f"{start}{update}"
 
 

@@ -52,14 +52,21 @@ class Past:
 
 
 def forward(
-    program: Program, state: TrainState, data: Pipeline | Iterable[Any], step: int, *, limit: float = LIMIT
+    program: Program,
+    state: TrainState,
+    data: Pipeline | Iterable[Any],
+    step: int,
+    *,
+    limit: float = LIMIT,
 ) -> TrainState:
     """The state before step number `step`, from an earlier one; the steps between are taken again."""
     start = int(state.step)
     if start > step - 1:
         raise ReplayError(f"the earliest state at hand is of step {start}, after step {step - 1}")
     if start < step - 1 and not isinstance(data, Pipeline):
-        raise ReplayError(f"steps {start + 1} to {step - 1} cannot be taken again: the data cannot be asked for a step")
+        raise ReplayError(
+            f"steps {start + 1} to {step - 1} cannot be taken again: the data cannot be asked for a step"
+        )
     if start == step - 1:
         return state
     deadline = time.monotonic() + limit
@@ -70,7 +77,9 @@ def forward(
             if number % 8 == 0:  # a bounded number of calls in flight
                 metrics.wait()
             if time.monotonic() > deadline:
-                raise ReplayError(f"taking steps {start + 1} to {step - 1} again takes longer than {limit:g} s")
+                raise ReplayError(
+                    f"taking steps {start + 1} to {step - 1} again takes longer than {limit:g} s"
+                )
     finally:
         stream.close()
     return state
@@ -90,10 +99,15 @@ def locate(step: Step, state: TrainState, batch: Batch) -> list[str]:
     differentiate = getattr(step, "differentiate", None)
     if differentiate is not None:
         loss, metrics, _, gradients = jax.jit(differentiate)(state, batch)
-        found += [*_not_finite("metrics", {"loss": loss, **metrics}), *_not_finite("gradients", gradients)]
+        found += [
+            *_not_finite("metrics", {"loss": loss, **metrics}),
+            *_not_finite("gradients", gradients),
+        ]
     after, metrics = jax.jit(step)(state, batch)
     known = NAN_IF_UNKNOWN | ({"loss"} if differentiate is not None else set())
-    found += _not_finite("metrics", {name: value for name, value in metrics.items() if name not in known})
+    found += _not_finite(
+        "metrics", {name: value for name, value in metrics.items() if name not in known}
+    )
     found += _not_finite("params after the step", after.params)
     return list(dict.fromkeys(found))
 
@@ -108,5 +122,9 @@ def _not_finite(what: str, tree: Tree) -> list[str]:
         if bad.any():
             share = f"{int(bad.sum()):,} of {bad.size:,} values" if bad.ndim else f"{values}"
             where = f", the first at {list(map(int, np.argwhere(bad)[0]))}" if bad.ndim else ""
-            phrases.append(f"{what}/{name} ({share} not finite{where})" if bad.ndim else f"{what}/{name} ({share})")
+            phrases.append(
+                f"{what}/{name} ({share} not finite{where})"
+                if bad.ndim
+                else f"{what}/{name} ({share})"
+            )
     return phrases

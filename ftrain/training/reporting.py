@@ -44,7 +44,9 @@ class ProgressReport(Hook):
 
     def failed(self, error: Exception, past: Past | None) -> None:
         message, comes_again = str(error).partition("\n")[0], getattr(error, "comes_again", False)
-        self.reporter.say(Progress(self._taken(), self.reporter.steps))  # what it told last may be long ago
+        self.reporter.say(
+            Progress(self._taken(), self.reporter.steps)
+        )  # what it told last may be long ago
         self.reporter.say(Failed(type(error).__name__, message, retry=not comes_again))
 
 

@@ -33,7 +33,10 @@ class Scaffold:
     poll_secs: float = 0.5
 
     def prepare(
-        self, initial: Callable[[], TrainState], hooks: Sequence[Hook], like: TrainState | None = None
+        self,
+        initial: Callable[[], TrainState],
+        hooks: Sequence[Hook],
+        like: TrainState | None = None,
     ) -> TrainState:
         """The state to start from; `initial` makes the one before the first step, which is not needed to restore one
         if `like` tells its shapes."""
@@ -47,7 +50,9 @@ class Scaffold:
             raise NotReadyError(f"the state of step {int(state.step)} is not ready: {reason}")
         return state
 
-    def _start(self, initial: Callable[[], TrainState], hooks: Sequence[Hook], like: TrainState | None) -> TrainState:
+    def _start(
+        self, initial: Callable[[], TrainState], hooks: Sequence[Hook], like: TrainState | None
+    ) -> TrainState:
         deadline = time.monotonic() + (self.wait_secs or 0.0)
         first = initial() if like is None else None
         while True:

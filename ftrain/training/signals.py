@@ -75,7 +75,11 @@ def stop_on_signals(
         _say(f"{_describe_ignored(ignored, signals)}\n".encode())
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
-    what = "saving and stopping" if saves else "stopping; nothing is saved, as there is no directory to save to"
+    what = (
+        "saving and stopping"
+        if saves
+        else "stopping; nothing is saved, as there is no directory to save to"
+    )
     listener = threading.Thread(
         target=_listen, args=(receiver, stop, signals, what), name="ftrain-signals", daemon=True
     )
@@ -93,7 +97,12 @@ def stop_on_signals(
         receiver.close()
 
 
-def _listen(receiver: socket.socket, stop: Callable[[str], None], signals: Sequence[signal.Signals], what: str) -> None:
+def _listen(
+    receiver: socket.socket,
+    stop: Callable[[str], None],
+    signals: Sequence[signal.Signals],
+    what: str,
+) -> None:
     seen = False
     while numbers := receiver.recv(64):
         for number in numbers:

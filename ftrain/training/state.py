@@ -26,9 +26,15 @@ class TrainState:
     step: jax.Array  # steps taken so far; the one clock of a run
     params: Tree
     opt_state: Tree
-    averages: Tree | None  # moving averages of parameters in float32 at least, if the step keeps them
-    model_state: Tree | None  # what a model carries beside its parameters: batch statistics, memories
-    rng: jax.Array  # never changes: step n draws from fold_in(rng, n), so a resumed run repeats itself
+    averages: (
+        Tree | None
+    )  # moving averages of parameters in float32 at least, if the step keeps them
+    model_state: (
+        Tree | None
+    )  # what a model carries beside its parameters: batch statistics, memories
+    rng: (
+        jax.Array
+    )  # never changes: step n draws from fold_in(rng, n), so a resumed run repeats itself
 
     @classmethod
     def create(
@@ -78,12 +84,16 @@ class Initial:
 
 
 def place(
-    initial: TrainState | Callable[[], TrainState], mesh: Mesh | None = None, sharding: Sharding | None = None
+    initial: TrainState | Callable[[], TrainState],
+    mesh: Mesh | None = None,
+    sharding: Sharding | None = None,
 ) -> TrainState:
     """A state, or what a function makes, on the devices of the mesh: all of it on each, or as `sharding` says."""
     state = initial() if callable(initial) else initial
     if not isinstance(state, TrainState):
-        raise TypeError(f"a run needs a TrainState, or a function that makes one, got {describe_state(state)}")
+        raise TypeError(
+            f"a run needs a TrainState, or a function that makes one, got {describe_state(state)}"
+        )
     if mesh is None or mesh.size == 1:
         return state
     if sharding is None:
@@ -101,7 +111,9 @@ def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
             return leaf
         numbers = jax.device_put(jax.random.key_data(leaf), where)
         return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
-    except AssertionError as error:  # what jax raises when a value that all processes need is not the same in each
+    except (
+        AssertionError
+    ) as error:  # what jax raises when a value that all processes need is not the same in each
         raise MismatchError(
             "the state that a run starts from must be the same in all processes, and is not: one seed for all, and no "
             f"parameters that depend on the process ({' '.join(str(error).split())[-100:]})"

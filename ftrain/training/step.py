@@ -11,7 +11,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.averages import update_averages
 from ftrain.cluster import mesh as meshes
-from ftrain.gradients import clip_by_global_norm, global_norm, loss_scale, skipped_updates, update_with_rows
+from ftrain.gradients import (
+    clip_by_global_norm,
+    global_norm,
+    loss_scale,
+    skipped_updates,
+    update_with_rows,
+)
 from ftrain.gradients.accumulation import Differentiated
 from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
 from ftrain.gradients.sharing import shared_over
@@ -84,36 +90,53 @@ def make_step(
         check_parameters(state.params)
         rng = _rng_of(state, replicas)
         batch, weight = _split_weight(batch, replicas)
-        found, model_state = differentiate(objective, state, batch, rng, accumulate, merge_rows=merge_rows)
+        found, model_state = differentiate(
+            objective, state, batch, rng, accumulate, merge_rows=merge_rows
+        )
         contributions = {}
         if replicas is not None:
             found, model_state = _mean_of_all(found, model_state, replicas, weight, merge_rows)
-            contributions["contributions"] = replicas_of(replicas) if weight is None else jax.lax.psum(weight, replicas)
+            contributions["contributions"] = (
+                replicas_of(replicas) if weight is None else jax.lax.psum(weight, replicas)
+            )
         loss = value_of(found.value)
         metrics = {name: value_of(metric) for name, metric in found.auxiliary.items()}
         if weight is not None:  # what nobody contributed to stays
             is_any = contributions["contributions"] > 0
-            model_state = jax.tree.map(lambda new, old: jnp.where(is_any, new, old), model_state, state.model_state)
+            model_state = jax.tree.map(
+                lambda new, old: jnp.where(is_any, new, old), model_state, state.model_state
+            )
         extra = {"value": loss, **contributions}
         gradients = zero_frozen(
-            found.gradients, optimizer, state.opt_state, state.params, value_fn=lambda params: loss, **extra
+            found.gradients,
+            optimizer,
+            state.opt_state,
+            state.params,
+            value_fn=lambda params: loss,
+            **extra,
         )
         norm = global_norm(gradients)
         if clip_global_norm is not None:
             gradients, _ = clip_by_global_norm(gradients, clip_global_norm, use_norm=norm)
-        updates, opt_state = update_with_rows(  # some optimizers look at the loss, or search along a line
-            optimizer,
-            gradients,
-            state.opt_state,
-            state.params,
-            value_fn=lambda params: _mean(objective(params, batch, rng, state.model_state)[0], replicas, weight),
-            **extra,
+        updates, opt_state = (
+            update_with_rows(  # some optimizers look at the loss, or search along a line
+                optimizer,
+                gradients,
+                state.opt_state,
+                state.params,
+                value_fn=lambda params: _mean(
+                    objective(params, batch, rng, state.model_state)[0], replicas, weight
+                ),
+                **extra,
+            )
         )
         params = apply_updates(state.params, updates)
         skips = _shown_skips(state.opt_state, opt_state)
         if "update_skipped" in skips:  # what spoiled the gradients has spoiled the statistics too
             model_state = jax.lax.cond(
-                skips["update_skipped"] > 0, lambda: state.model_state, lambda model_state=model_state: model_state
+                skips["update_skipped"] > 0,
+                lambda: state.model_state,
+                lambda model_state=model_state: model_state,
             )
         new_state = state.replace(
             step=state.step + 1,
@@ -126,11 +149,17 @@ def make_step(
         own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **skips}
         if weight is not None:
             own["replicas"] = contributions["contributions"]
-        return new_state, {**own, **metrics, **own}  # ours come first, and a metric of the same name gives way
+        return new_state, {
+            **own,
+            **metrics,
+            **own,
+        }  # ours come first, and a metric of the same name gives way
 
     def gradients_of(state: TrainState, batch: Batch) -> tuple[jax.Array, Metrics, Tree, Tree]:
         batch, _ = _split_weight(batch, replicas)
-        found, model_state = differentiate(objective, state, batch, _rng_of(state, replicas), accumulate)
+        found, model_state = differentiate(
+            objective, state, batch, _rng_of(state, replicas), accumulate
+        )
         metrics = {name: value_of(metric) for name, metric in found.auxiliary.items()}
         return value_of(found.value), metrics, model_state, found.gradients
 
@@ -163,7 +192,9 @@ def compile_step(
         parallel == "jit" and whole and replicated.is_fully_addressable
     ):  # between processes, it takes longer than it saves
         step = _sharing(step, mesh)
-    return jax.jit(step, donate_argnums=0, in_shardings=(state, split), out_shardings=(state, replicated))
+    return jax.jit(
+        step, donate_argnums=0, in_shardings=(state, split), out_shardings=(state, replicated)
+    )
 
 
 def _sharing(step: Callable[[S, Batch], M], mesh: Mesh) -> Callable[[S, Batch], M]:
@@ -198,19 +229,29 @@ def _split_weight(batch: Batch, replicas: Axis | None) -> tuple[Batch, jax.Array
 
 
 def _mean_of_all(
-    found: Differentiated, model_state: Tree, replicas: Axis, weight: jax.Array | None, merge_rows: bool
+    found: Differentiated,
+    model_state: Tree,
+    replicas: Axis,
+    weight: jax.Array | None,
+    merge_rows: bool,
 ) -> tuple[Differentiated, Tree]:
     """Loss, metrics, gradients and model state of all replicas; what is counted in the state is the same in each."""
-    value, auxiliary, means = mean_over_replicas((found.value, found.auxiliary, model_state), replicas, weight)
+    value, auxiliary, means = mean_over_replicas(
+        (found.value, found.auxiliary, model_state), replicas, weight
+    )
     share = weight
     if isinstance(found.value, WeightedMean):
         share = jnp.asarray(found.value.weight, jnp.float32) * (1 if weight is None else weight)
     gradients = mean_over_replicas(found.gradients, replicas, share, merge_rows=merge_rows)
-    kept = jax.tree.map(lambda own, mean: mean if mean.dtype == own.dtype else own, model_state, means)
+    kept = jax.tree.map(
+        lambda own, mean: mean if mean.dtype == own.dtype else own, model_state, means
+    )
     return Differentiated(value, auxiliary, gradients), kept
 
 
-def _mean(loss: jax.Array | WeightedMean, replicas: Axis | None, weight: jax.Array | None) -> jax.Array:
+def _mean(
+    loss: jax.Array | WeightedMean, replicas: Axis | None, weight: jax.Array | None
+) -> jax.Array:
     return value_of(loss if replicas is None else mean_over_replicas(loss, replicas, weight))
 
 
@@ -218,7 +259,9 @@ def _average(state: TrainState, params: Tree, decay: float | None, ramp: bool) -
     if decay is None:
         return state.averages
     if state.averages is None:
-        raise ValueError("this step keeps averages: create its state with TrainState.create(..., averages=True)")
+        raise ValueError(
+            "this step keeps averages: create its state with TrainState.create(..., averages=True)"
+        )
     return update_averages(state.averages, params, decay, state.step + 1 if ramp else None)
 
 

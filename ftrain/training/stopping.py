@@ -28,7 +28,9 @@ class Stopping:
             return self._together.ask_to_stop(reason, interrupted=interrupted)
         self.interrupted = self.interrupted or interrupted
         self.reason = self.reason or reason
-        if threading.get_ident() == self.thread:  # another thread's request may come just before a step
+        if (
+            threading.get_ident() == self.thread
+        ):  # another thread's request may come just before a step
             self._is_final = True
         return None
 

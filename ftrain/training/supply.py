@@ -28,7 +28,9 @@ class Supply:
         shapes: ShapeWatch,
         stop: Callable[[], bool],
     ):
-        self._pieces = feed_pieces(data, start, _lengths(triggers, start, length), put, shapes=shapes, stop=stop)
+        self._pieces = feed_pieces(
+            data, start, _lengths(triggers, start, length), put, shapes=shapes, stop=stop
+        )
         self._spare: deque[Piece] = deque()
         self.has_failed = False
 

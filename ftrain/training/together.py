@@ -44,7 +44,11 @@ class Together:
         """All start, from the same step; the answer is the time that it is for all."""
         self._run = self.company.take_part(self)  # before the others can decide anything
         told = self.company.gather("the first step", [count, now], LIMIT)
-        different = [f"process {index} from step {step}" for index, (step, _) in enumerate(told) if step != told[0][0]]
+        different = [
+            f"process {index} from step {step}"
+            for index, (step, _) in enumerate(told)
+            if step != told[0][0]
+        ]
         if different:
             raise ClusterError(
                 f"process 0 starts from step {told[0][0]}, but {', '.join(different)}; do all see the same directory?"
@@ -94,7 +98,9 @@ class Together:
     def agree_on_time(self, step: int, now: float, wanted: float) -> float:
         """What time it is for hooks that are due after `step`; where it is `wanted` that it moves on, it will."""
         agreed = self.time(step)
-        if agreed < wanted <= now and self.company.is_chief and not self._ticking:  # the others wait for the first
+        if (
+            agreed < wanted <= now and self.company.is_chief and not self._ticking
+        ):  # the others wait for the first
             self._ticking = True
             self._propose({"time": now})
         return agreed
@@ -118,15 +124,21 @@ class Together:
     def decide(self, proposal: dict, step: int) -> None:
         """In a thread: what was decided, and the furthest step that any process has begun."""
         with self._changed:
-            if proposal["run"] != self._run:  # an earlier one, of which each process has asked for the end
+            if (
+                proposal["run"] != self._run
+            ):  # an earlier one, of which each process has asked for the end
                 pass
             elif "time" in proposal:
-                self._ticks.append((step + 1, proposal["time"]))  # some may have looked at the clock at `step`
+                self._ticks.append(
+                    (step + 1, proposal["time"])
+                )  # some may have looked at the clock at `step`
                 self._ticking = False
             elif self._last is None:
                 self._last, self.interrupted = step, proposal["interrupted"]
                 is_other = proposal["by"] != self.company.index and self.interrupted
-                self.reason = proposal["stop"] + (f" at process {proposal['by']}" if is_other else "")
+                self.reason = proposal["stop"] + (
+                    f" at process {proposal['by']}" if is_other else ""
+                )
             self._holding = False
             self._changed.notify_all()
 
@@ -136,7 +148,9 @@ class Together:
     def _wait(self) -> None:
         while self._holding or (self._asked and self._last is None):
             if not self._changed.wait(DECISION):
-                raise ClusterError(f"waited {DECISION:g} s for all processes to decide on the last step")
+                raise ClusterError(
+                    f"waited {DECISION:g} s for all processes to decide on the last step"
+                )
 
 
 def check_program(company: Company, step: int, text: str) -> None:
@@ -160,9 +174,13 @@ def check_company(company: Company | None, mesh: Mesh | None) -> None:
     """A process that was started as one of several must not train on its own by mistake."""
     if company is not None and company.count > 1:
         return
-    way_out = "with ftrain.cluster.connect() as company: ...  and give it to the loop, company=company"
+    way_out = (
+        "with ftrain.cluster.connect() as company: ...  and give it to the loop, company=company"
+    )
     if mesh is not None and mesh.is_multi_process:
-        raise ValueError(f"the mesh has devices of other processes, but the loop has no company: {way_out}")
+        raise ValueError(
+            f"the mesh has devices of other processes, but the loop has no company: {way_out}"
+        )
     if CLUSTER in os.environ and jax.process_count() == 1 and (member := membership()) is not None:
         raise ValueError(
             f"this process was started as one of {member.process_count} ({CLUSTER}), but trains on its own: {way_out}"
@@ -172,7 +190,9 @@ def check_company(company: Company | None, mesh: Mesh | None) -> None:
 def check_shards(data: Any, mesh: Mesh | None) -> None:
     """Of several processes each needs its part of a batch, and no other."""
     if mesh is None or mesh.size < jax.process_count():
-        raise ValueError("several processes need a mesh of all their devices: mesh=ftrain.cluster.make_mesh()")
+        raise ValueError(
+            "several processes need a mesh of all their devices: mesh=ftrain.cluster.make_mesh()"
+        )
     shard, shards = batch_shard(mesh)
     if isinstance(data, Pipeline) and (data.shard_index, data.shard_count) != (shard, shards):
         raise ValueError(

@@ -45,4 +45,6 @@ def empty_params():
 
 
 def old_checkpoint():
-    return Memory(old__w=floats(1, 2), old__b=floats(3), enc__w=floats(4, 5), enc__b=floats(6), head=floats(7))
+    return Memory(
+        old__w=floats(1, 2), old__b=floats(3), enc__w=floats(4, 5), enc__b=floats(6), head=floats(7)
+    )

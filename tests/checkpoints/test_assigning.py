@@ -36,7 +36,10 @@ class Module:
     rng: jax.Array
 
 
-params, checkpoint = pytest.fixture(empty_params, name="params"), pytest.fixture(old_checkpoint, name="checkpoint")
+params, checkpoint = (
+    pytest.fixture(empty_params, name="params"),
+    pytest.fixture(old_checkpoint, name="checkpoint"),
+)
 
 
 # Which leaves are read, and from where.
@@ -60,7 +63,9 @@ def test_an_assignment_map_says_which_leaves_are_read(params, checkpoint, assign
 
 def test_the_root_stands_for_no_scope_on_either_side():
     params = {"net": {"w": jnp.zeros(1)}}
-    assert values(init_from_checkpoint(params, Memory(w=floats(1)), {"/": "net/"})) == {"net/w": [1]}
+    assert values(init_from_checkpoint(params, Memory(w=floats(1)), {"/": "net/"})) == {
+        "net/w": [1]
+    }
     deep = Memory(a__b__net__w=floats(2))
     assert values(init_from_checkpoint(params, deep, {"a/b/": "/"})) == {"net/w": [2]}
 
@@ -85,11 +90,15 @@ def test_a_scope_is_whole_parts_of_names():
 
 
 def test_a_tree_that_is_one_array_is_read_by_the_name_of_the_scope():
-    assert values(init_from_checkpoint(jnp.zeros(2), Memory(a__w=floats(1, 2)), {"a/w/": "/"})) == {"": [1, 2]}
+    assert values(init_from_checkpoint(jnp.zeros(2), Memory(a__w=floats(1, 2)), {"a/w/": "/"})) == {
+        "": [1, 2]
+    }
 
 
 def test_a_path_is_opened_by_the_reader_of_checkpoints(tmp_path, params):
-    CheckpointManager(tmp_path / "checkpoints").save(3, {"old": {"b": np.float32([3])}, "head": np.float32([7])})
+    CheckpointManager(tmp_path / "checkpoints").save(
+        3, {"old": {"b": np.float32([3])}, "head": np.float32([7])}
+    )
     assert values(init_from_checkpoint(params, tmp_path, {"old/b": "head"}))["head"] == [3]
     assert values(warm_start(params, str(tmp_path), vars_to_warm_start="head"))["head"] == [7]
 
@@ -100,7 +109,11 @@ def test_a_path_is_opened_by_the_reader_of_checkpoints(tmp_path, params):
 @pytest.mark.reference
 def test_training_goes_on_from_tensorflow_with_adam_slots_and_moving_averages():
     """Parameters, slots, counts and averages of a run of the reference become an ftrain state."""
-    case = next(case for case in tf_cases() if any(each["name"].endswith("/Adam_1") for each in case["tensors"]))
+    case = next(
+        case
+        for case in tf_cases()
+        if any(each["name"].endswith("/Adam_1") for each in case["tensors"])
+    )
     prefix = FOLDER / "tf_checkpoint" / case["directory"] / case["prefix"]
     stored = {each["name"]: np.array(each["value"]) for each in case["tensors"]}
     names = [name.removesuffix("/Adam") for name in stored if name.endswith("/Adam")]
@@ -123,24 +136,36 @@ def test_training_goes_on_from_tensorflow_with_adam_slots_and_moving_averages():
     found = named_leaves(state)
     for name in names:
         for ours, theirs in (("params", ""), ("averages", "/ExponentialMovingAverage")):
-            np.testing.assert_array_equal(found[f"{ours}/{name}"], np.float32(stored[name + theirs]))
+            np.testing.assert_array_equal(
+                found[f"{ours}/{name}"], np.float32(stored[name + theirs])
+            )
         for slot, theirs in (("m", "/Adam"), ("v", "/Adam_1")):
-            np.testing.assert_array_equal(found[f"opt_state/slots/{slot}/{name}"], np.float32(stored[name + theirs]))
+            np.testing.assert_array_equal(
+                found[f"opt_state/slots/{slot}/{name}"], np.float32(stored[name + theirs])
+            )
 
 
 @pytest.mark.reference
 def test_a_whole_scope_is_taken_from_tensorflow():
     case = next(case for case in tf_cases() if case["directory"] == "training")
     scope = next(each["name"] for each in case["tensors"] if "/" in each["name"]).split("/")[0]
-    stored = {each["name"]: each["value"] for each in case["tensors"] if each["name"].startswith(f"{scope}/")}
+    stored = {
+        each["name"]: each["value"]
+        for each in case["tensors"]
+        if each["name"].startswith(f"{scope}/")
+    }
     plain = {name: value for name, value in stored.items() if f"{name}/Adam" in stored}
     tree = {
-        "backbone": unflatten({name.removeprefix(f"{scope}/"): jnp.zeros(np.shape(v)) for name, v in plain.items()})
+        "backbone": unflatten(
+            {name.removeprefix(f"{scope}/"): jnp.zeros(np.shape(v)) for name, v in plain.items()}
+        )
     }
     prefix = FOLDER / "tf_checkpoint" / case["directory"] / case["prefix"]
     found = named_leaves(init_from_checkpoint(tree, prefix, {f"{scope}/": "backbone/"}))
     for name, value in plain.items():
-        np.testing.assert_array_equal(found[name.replace(f"{scope}/", "backbone/", 1)], np.float32(value))
+        np.testing.assert_array_equal(
+            found[name.replace(f"{scope}/", "backbone/", 1)], np.float32(value)
+        )
 
 
 def tf_cases() -> list[dict]:
@@ -163,7 +188,9 @@ def unflatten(leaves: dict) -> dict:
 
 def test_keys_and_leaves_that_are_no_numbers_are_in_no_scope():
     module = Module(Layer(jnp.zeros(2), jnp.zeros(1)), jax.nn.relu, jax.random.key(3))
-    checkpoint = Memory(m__layer__kernel=floats(1, 2), m__layer__bias=floats(3), m__rng=np.zeros(2, np.uint32))
+    checkpoint = Memory(
+        m__layer__kernel=floats(1, 2), m__layer__bias=floats(3), m__rng=np.zeros(2, np.uint32)
+    )
     for found in (
         init_from_checkpoint(module, checkpoint, {"m/": "/"}),
         warm_start(module, checkpoint, var_name_to_prev_var_name={"(.*)": r"m/\1"}),
@@ -178,9 +205,13 @@ def test_keys_and_leaves_that_are_no_numbers_are_in_no_scope():
 def test_keys_and_leaves_that_are_no_numbers_cannot_be_named(name):
     module = Module(Layer(jnp.zeros(2), jnp.zeros(1)), jax.nn.relu, jax.random.key(3))
     checkpoint = Memory(rng=np.zeros(2, np.uint32), activation=floats(0))
-    with pytest.raises(CheckpointError, match=rf"assignment_map: leaf {name} is .*; only numbers are loaded"):
+    with pytest.raises(
+        CheckpointError, match=rf"assignment_map: leaf {name} is .*; only numbers are loaded"
+    ):
         init_from_checkpoint(module, checkpoint, {name: name})
-    with pytest.raises(CheckpointError, match=rf"vars_to_warm_start: leaf {name} is .*; only numbers are loaded"):
+    with pytest.raises(
+        CheckpointError, match=rf"vars_to_warm_start: leaf {name} is .*; only numbers are loaded"
+    ):
         warm_start(module, checkpoint, vars_to_warm_start=[name])
 
 
@@ -198,10 +229,15 @@ def test_the_slots_of_a_packed_optimizer_state_are_read_by_their_names():
 
 def test_a_train_state_is_read_from_a_checkpoint_of_parameters():
     state = TrainState.create({"w": jnp.zeros(2)}, optax.adam(0.1), seed=4)
-    found = init_from_checkpoint(state, Memory(w=floats(1, 2), global_step=np.int64(9)), {"/": "params/"})
+    found = init_from_checkpoint(
+        state, Memory(w=floats(1, 2), global_step=np.int64(9)), {"/": "params/"}
+    )
     assert values(found.params) == {"w": [1, 2]}
     assert found.step == 0
-    assert init_from_checkpoint(found, Memory(global_step=np.int64(9)), {"global_step": "step"}).step == 9
+    assert (
+        init_from_checkpoint(found, Memory(global_step=np.int64(9)), {"global_step": "step"}).step
+        == 9
+    )
 
 
 def test_every_leaf_stays_of_its_type():
@@ -222,7 +258,14 @@ def test_every_leaf_stays_of_its_type():
         bool=np.True_,
     )
     found = init_from_checkpoint(tree, checkpoint, {"/": "/"})
-    assert values(found) == {"jax": 1.5, "numpy": 2.5, "scalar": 3.5, "float": 4.5, "int": 5, "bool": True}
+    assert values(found) == {
+        "jax": 1.5,
+        "numpy": 2.5,
+        "scalar": 3.5,
+        "float": 4.5,
+        "int": 5,
+        "bool": True,
+    }
     for name, leaf in tree.items():
         assert type(found[name]) is type(leaf)
         assert getattr(found[name], "dtype", None) == getattr(leaf, "dtype", None)
@@ -234,7 +277,9 @@ def test_a_value_does_not_share_memory_with_the_checkpoint():
     start = -memory.ctypes.data % 64
     array = memory[start : start + 2**16].view(np.float32)
     found = init_from_checkpoint(
-        {"a": jnp.ones(2**14), "b": np.ones(2**14, np.float32)}, Memory(a=array, b=array), {"/": "/"}
+        {"a": jnp.ones(2**14), "b": np.ones(2**14, np.float32)},
+        Memory(a=array, b=array),
+        {"/": "/"},
     )
     array[:] = 5
     assert found["a"].max() == 0
@@ -245,8 +290,14 @@ def test_leaves_keep_their_sharding_and_what_jax_may_move_stays_so():
     mesh = make_mesh()
     rows = NamedSharding(mesh, PartitionSpec("data"))
     second = jax.devices()[1]
-    params = {"spread": jax.device_put(jnp.zeros(8), rows), "there": jax.device_put(0.0, second), "free": jnp.zeros(())}
-    checkpoint = Memory(spread=np.arange(8, dtype=np.float32), there=np.float32(1), free=np.float32(2))
+    params = {
+        "spread": jax.device_put(jnp.zeros(8), rows),
+        "there": jax.device_put(0.0, second),
+        "free": jnp.zeros(()),
+    }
+    checkpoint = Memory(
+        spread=np.arange(8, dtype=np.float32), there=np.float32(1), free=np.float32(2)
+    )
     found = warm_start(params, checkpoint)
     assert found["spread"].sharding == rows
     assert found["there"].devices() == {second}
@@ -261,7 +312,9 @@ def test_shapes_alone_become_arrays_where_they_say():
         "whole": jax.ShapeDtypeStruct((1,), jnp.int32),
         "left": jax.ShapeDtypeStruct((1,), jnp.int32),
     }
-    found = init_from_checkpoint(params, Memory(s=floats(1, 2, 3, 4), w=np.array([5])), {"s": "spread", "w": "whole"})
+    found = init_from_checkpoint(
+        params, Memory(s=floats(1, 2, 3, 4), w=np.array([5])), {"s": "spread", "w": "whole"}
+    )
     assert found["spread"].sharding == rows
     assert found["spread"].dtype == jnp.bfloat16
     assert found["left"] is params["left"]
@@ -286,18 +339,28 @@ def test_shapes_alone_become_arrays_where_they_say():
         (["old/w"], "'old/w', expected the names of leaves"),
     ],
 )
-def test_an_assignment_map_that_cannot_be_meant_is_an_error(params, checkpoint, assignments, message):
+def test_an_assignment_map_that_cannot_be_meant_is_an_error(
+    params, checkpoint, assignments, message
+):
     with pytest.raises(CheckpointError, match=f"assignment_map.*{message}"):
         init_from_checkpoint(params, checkpoint, assignments)
 
 
 def test_every_leaf_that_is_missing_or_of_another_shape_or_kind_is_listed_and_nothing_is_read():
-    params = {"a": jnp.zeros(2), "b": jnp.zeros(3), "c": jnp.zeros((), jnp.int32), "d": jnp.zeros(1), "e": jnp.zeros(1)}
+    params = {
+        "a": jnp.zeros(2),
+        "b": jnp.zeros(3),
+        "c": jnp.zeros((), jnp.int32),
+        "d": jnp.zeros(1),
+        "e": jnp.zeros(1),
+    }
     checkpoint = Memory(s__a=floats(1), s__c=np.float32(0), s__d=floats(1), s__bee=floats(1))
     with pytest.raises(CheckpointError) as raised:
         init_from_checkpoint(params, checkpoint, {"s/": "/"})
     listed, way_out = str(raised.value).split("\n")
-    assert listed.startswith("runs/old/7 does not fit: leaf b (there s/b) is missing, nearest are s/bee")
+    assert listed.startswith(
+        "runs/old/7 does not fit: leaf b (there s/b) is missing, nearest are s/bee"
+    )
     assert "; leaf e (there s/e) is missing" in listed
     assert "; leaf a (there s/a) is float32[1], expected float32[2]" in listed
     assert "; leaf c (there s/c) is float32[], expected int32[]" in listed
@@ -346,7 +409,9 @@ def test_a_value_that_is_too_large_for_its_leaf_is_an_error(stored, wanted):
 
 
 def test_infinities_and_nans_are_values_like_others():
-    found = init_from_checkpoint({"w": jnp.zeros(3, jnp.float16)}, Memory(w=np.array([np.inf, np.nan, 1])), {"w": "w"})
+    found = init_from_checkpoint(
+        {"w": jnp.zeros(3, jnp.float16)}, Memory(w=np.array([np.inf, np.nan, 1])), {"w": "w"}
+    )
     np.testing.assert_array_equal(found["w"], [np.inf, np.nan, 1])
 
 
@@ -369,7 +434,10 @@ def test_infinities_and_nans_are_values_like_others():
             "train.tfrecord is a .tfrecord file, not a checkpoint; expected a checkpoint, a directory of",
         ),
         ("LICENSE", "LICENSE is a file, not a checkpoint; expected a checkpoint"),
-        ("m.ckpt.data-00000-of-00001", "is one file of a TensorFlow checkpoint: m.ckpt.index is missing beside it"),
+        (
+            "m.ckpt.data-00000-of-00001",
+            "is one file of a TensorFlow checkpoint: m.ckpt.index is missing beside it",
+        ),
         ("checkpoint", "is the list that TensorFlow keeps of its checkpoints: name its directory"),
     ],
 )
@@ -385,10 +453,14 @@ def test_a_file_inside_of_a_checkpoint_leads_to_it(params, tmp_path):
     with CheckpointManager(tmp_path) as manager:
         manager.save(5, params)
     inside = next(path for path in (tmp_path / "5").rglob("*") if path.is_file())
-    with pytest.raises(CheckpointError, match=rf"is a part of the checkpoint {tmp_path / '5'}: name that"):
+    with pytest.raises(
+        CheckpointError, match=rf"is a part of the checkpoint {tmp_path / '5'}: name that"
+    ):
         init_from_checkpoint(params, inside, {"/": "/"})
 
 
 def test_arrays_in_the_place_of_a_checkpoint_are_refused(params):
-    with pytest.raises(CheckpointError, match=r"must be a path, or a reader with `variables` and .*, got a dict"):
+    with pytest.raises(
+        CheckpointError, match=r"must be a path, or a reader with `variables` and .*, got a dict"
+    ):
         init_from_checkpoint(params, params, {"/": "/"})

@@ -98,7 +98,9 @@ def add(rng: random.Random, files: list[Path]) -> None:
 DAMAGES = [flip, truncate, delete, swap, grow, add]
 
 
-any_damage = given(seed=st.integers(0, 2**32), damage=st.sampled_from(DAMAGES), everywhere=st.booleans())
+any_damage = given(
+    seed=st.integers(0, 2**32), damage=st.sampled_from(DAMAGES), everywhere=st.booleans()
+)
 one_copy_after_the_other = [HealthCheck.function_scoped_fixture]
 
 
@@ -133,9 +135,13 @@ def check_damage(saved, tmp_path, seed, damage, everywhere):
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(saved, directory)
     damage(random.Random(seed), files_of(directory if everywhere else directory / "2"))
-    bad = [step for step in (2, 1) if contents(directory / f"{step}") != contents(saved / f"{step}")]
+    bad = [
+        step for step in (2, 1) if contents(directory / f"{step}") != contents(saved / f"{step}")
+    ]
     for step in (2, 1):
-        assert bool(verify(directory / f"{step}")) == (step in bad), "every byte of a checkpoint counts, and no other"
+        assert bool(verify(directory / f"{step}")) == (step in bad), (
+            "every byte of a checkpoint counts, and no other"
+        )
     if bad == [2, 1]:
         with pytest.raises(DamagedError):
             CheckpointManager(directory).restore(like=tree(), step=2)
@@ -150,7 +156,9 @@ def check_damage(saved, tmp_path, seed, damage, everywhere):
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files_of(directory)}
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in files_of(directory)
+    }
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
@@ -199,7 +207,9 @@ def test_damage_of_a_large_file_is_found_through_its_values(tmp_path, elements):
     file = damage_a_leaf(tmp_path / "1", large[leaf])
     assert file == largest
     assert file.stat().st_size > LARGE
-    with pytest.raises(DamagedError, match=f"leaf {leaf} has other values than were saved") as caught:
+    with pytest.raises(
+        DamagedError, match=f"leaf {leaf} has other values than were saved"
+    ) as caught:
         CheckpointManager(tmp_path).restore(like=large)
     assert f"file {file.relative_to(tmp_path / '1')} has crc32c" in str(caught.value)
     assert len(caught.value.damage) == 2
@@ -207,10 +217,14 @@ def test_damage_of_a_large_file_is_found_through_its_values(tmp_path, elements):
 
 def test_the_warning_says_what_was_lost(directory):
     (directory / "2" / "commit_success.txt").unlink()
-    with pytest.warns(UserWarning, match="2 is damaged: file commit_success.txt is missing") as told:
+    with pytest.warns(
+        UserWarning, match="2 is damaged: file commit_success.txt is missing"
+    ) as told:
         restored = CheckpointManager(directory).restore(like=tree())
     assert is_same(restored, tree(1.0))
-    assert "going on from step 1: what was learned in the 1 steps after it is lost" in str(told[0].message)
+    assert "going on from step 1: what was learned in the 1 steps after it is lost" in str(
+        told[0].message
+    )
 
 
 def test_when_all_are_damaged_the_newest_is_told(directory):
@@ -251,14 +265,21 @@ def test_two_whole_checkpoints_that_changed_places_are_found(directory):
 
 @pytest.mark.parametrize("name", ["../2/secret", "/etc/passwd", "state/../../x", ""])
 def test_a_manifest_cannot_lead_out_of_its_directory(directory, name):
-    rewrite_manifest(directory / "2", lambda manifest: manifest["files"].update({name: {"size": 1, "crc32c": "0"}}))
-    with pytest.raises(DamagedError, match=r"file manifest.json: .*is not inside of the checkpoint"):
+    rewrite_manifest(
+        directory / "2",
+        lambda manifest: manifest["files"].update({name: {"size": 1, "crc32c": "0"}}),
+    )
+    with pytest.raises(
+        DamagedError, match=r"file manifest.json: .*is not inside of the checkpoint"
+    ):
         CheckpointManager(directory).restore(like=tree(), step=2)
 
 
 @pytest.mark.parametrize("shape", [[2**62, 2**62], [-1], ["x"], [1] * 100, [1.5]])
 def test_an_absurd_shape_is_refused_before_memory_is_spent(directory, shape):
-    rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update({"shape": shape}))
+    rewrite_manifest(
+        directory / "2", lambda manifest: manifest["leaves"]["w"].update({"shape": shape})
+    )
     with pytest.raises(DamagedError, match=r"file manifest.json: "):
         open_reader(directory / "2")
 
@@ -267,7 +288,9 @@ def test_a_leaf_larger_than_the_machine_is_refused(directory):
     """Manifest and zarr metadata agree on a petabyte: nothing is allocated for it."""
     huge = {"shape": [2**47], "pieces": {f"0:{2**47}": "0"}}
     rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update(huge))
-    with pytest.raises(DamagedError, match=r"leaf w is float32\[300, 40\], expected float32\[140737488355328\]"):
+    with pytest.raises(
+        DamagedError, match=r"leaf w is float32\[300, 40\], expected float32\[140737488355328\]"
+    ):
         open_reader(directory / "2").read("w")
 
 
@@ -287,7 +310,9 @@ def declare(path: Path, key: str, shape: list[int]) -> None:
 
 @pytest.mark.parametrize("key", ["shape", "chunk_shape"])
 @pytest.mark.parametrize("has_manifest", [True, False], ids=["ftrain's", "plain Orbax's"])
-def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(tmp_path, key, has_manifest):
+def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(
+    tmp_path, key, has_manifest
+):
     """Without a guard, tensorstore ends the process: std::bad_alloc."""
     path, shape = tmp_path / "1", [2**40, 40]
     if has_manifest:
@@ -296,13 +321,20 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(tmp_path
         ocp.save(str(path), {"w": jnp.ones((300, 40))})
     declare(path, key, shape)
     if has_manifest:
-        leaf = {"shape": shape, "pieces": {f"0:{shape[0]},0:{shape[1]}": "0"}} if key == "shape" else {}
+        leaf = (
+            {"shape": shape, "pieces": {f"0:{shape[0]},0:{shape[1]}": "0"}}
+            if key == "shape"
+            else {}
+        )
 
         def forge(manifest):
             manifest["leaves"]["w"].update(leaf)
             names = [file for file in files_of(path) if file.name != "manifest.json"]
             sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in names}
-            manifest["files"] = {name: {"size": size, "crc32c": crc32c_of(path / name)} for name, size in sizes.items()}
+            manifest["files"] = {
+                name: {"size": size, "crc32c": crc32c_of(path / name)}
+                for name, size in sizes.items()
+            }
 
         rewrite_manifest(path, forge)
     like = {"w": jax.ShapeDtypeStruct(tuple(shape) if key == "shape" else (300, 40), jnp.float32)}
@@ -316,8 +348,16 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(tmp_path
 @pytest.mark.parametrize(
     ("limit", "error", "told"),
     [
-        ("4095", DamagedError, r"leaf w cannot be read: it would have 4096 bytes, expected at most 4095 \(FTRAIN_MAX_"),
-        ("4 GB", CheckpointError, "FTRAIN_MAX_LEAF_BYTES is '4 GB', expected a number of bytes above 0"),
+        (
+            "4095",
+            DamagedError,
+            r"leaf w cannot be read: it would have 4096 bytes, expected at most 4095 \(FTRAIN_MAX_",
+        ),
+        (
+            "4 GB",
+            CheckpointError,
+            "FTRAIN_MAX_LEAF_BYTES is '4 GB', expected a number of bytes above 0",
+        ),
         ("0", CheckpointError, "FTRAIN_MAX_LEAF_BYTES is '0'"),
     ],
 )
@@ -331,7 +371,9 @@ def test_the_limit_of_a_leaf_can_be_set(tmp_path, monkeypatch, limit, error, tol
         open_reader(tmp_path / "1").read("w")
 
 
-@pytest.mark.parametrize("contents", ["", "[]", "{", '{"manifest": {}, "crc32c": ""}', "[" * 100_000, "\x00\xff"])
+@pytest.mark.parametrize(
+    "contents", ["", "[]", "{", '{"manifest": {}, "crc32c": ""}', "[" * 100_000, "\x00\xff"]
+)
 def test_a_manifest_that_is_none_is_refused(directory, contents):
     (directory / "2" / "manifest.json").write_text(contents)
     with pytest.raises(DamagedError, match=r"file manifest.json: "):
@@ -359,5 +401,7 @@ def test_a_lost_chunk_of_a_plain_orbax_checkpoint_is_damage(tmp_path, use_zarr3)
     with pytest.raises(DamagedError, match="leaf w cannot be read: its data are missing"):
         open_reader(home).read("w")
     metadata = json.loads((home / "_METADATA").read_text())
-    (home / "_METADATA").write_text(json.dumps(metadata | {"store_array_data_equal_to_fill_value": False}))
+    (home / "_METADATA").write_text(
+        json.dumps(metadata | {"store_array_data_equal_to_fill_value": False})
+    )
     np.testing.assert_array_equal(open_reader(home).read("w"), np.zeros((3, 4)))

@@ -16,7 +16,9 @@ from ftrain.checkpoints.manifest import Manifest, read_manifest
 TREE = {"w": jnp.arange(4.0)}
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text().filter(lambda key: key != "$float"), inner),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text().filter(lambda key: key != "$float"), inner)
+    ),
 )
 
 
@@ -32,7 +34,14 @@ def test_what_is_stored_comes_back_through_strict_json(values):
 
 
 def test_extra_values_are_stored_with_their_checkpoint(tmp_path):
-    extra = {"Stop": {"best": -math.inf, "worst": math.nan, "looks": np.int64(3), "value": jnp.float32(0.5)}}
+    extra = {
+        "Stop": {
+            "best": -math.inf,
+            "worst": math.nan,
+            "looks": np.int64(3),
+            "value": jnp.float32(0.5),
+        }
+    }
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, TREE, extra=extra)
         manager.save(2, TREE)
@@ -66,7 +75,14 @@ def test_a_manifest_without_them_is_what_it_was_before_there_were_any(tmp_path):
     CheckpointManager(tmp_path).save(1, TREE, metrics={"loss": 0.5})
     path = tmp_path / "1" / "manifest.json"
     text = path.read_text()
-    assert set(json.loads(text)["manifest"]) == {"step", "time", "metrics", "not_finite", "leaves", "files"}
+    assert set(json.loads(text)["manifest"]) == {
+        "step",
+        "time",
+        "metrics",
+        "not_finite",
+        "leaves",
+        "files",
+    }
     assert Manifest.model_validate(json.loads(text)["manifest"]).as_text() == text
     manager = CheckpointManager(tmp_path)
     np.testing.assert_array_equal(manager.restore(TREE)["w"], TREE["w"])
@@ -85,7 +101,10 @@ def test_a_manifest_with_a_number_that_is_not_json_is_damaged(tmp_path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"hook": {"state": jnp.ones(3)}}, "extra/hook/state is a ArrayImpl, which cannot be stored"),
+        (
+            {"hook": {"state": jnp.ones(3)}},
+            "extra/hook/state is a ArrayImpl, which cannot be stored",
+        ),
         ({"hook": [object()]}, "extra/hook/0 is a object, which cannot be stored"),
         ({"hook": {3: 4}}, "extra/hook has the key 3; expected a string"),
         ({"$float": "inf"}, "expected a string other than"),
@@ -129,7 +148,9 @@ def test_nothing_is_written_if_all_is_known(tmp_path):
 
 @pytest.mark.parametrize(("score", "kept"), [(0.9, [2]), (0.1, [1, 2])])
 def test_the_best_is_chosen_anew(tmp_path, score, kept):
-    with CheckpointManager(tmp_path, keep=1, keep_best=1, best_metric="score", best_mode="max") as manager:
+    with CheckpointManager(
+        tmp_path, keep=1, keep_best=1, best_metric="score", best_mode="max"
+    ) as manager:
         manager.save(1, TREE, metrics={"score": 0.5})
         manager.save(2, TREE)
         manager.wait()

@@ -41,13 +41,19 @@ def like():
 def test_25_kills_inside_of_saves_lose_nothing_that_was_saved(tmp_path, seed):
     chance, inside = random.Random(seed), 0
     for _ in range(25):
-        process = subprocess.Popen([sys.executable, "-c", SAVING, tmp_path], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVING, tmp_path], stdout=subprocess.PIPE, text=True
+        )
         for _ in range(chance.randint(1, 4)):
             process.stdout.readline()
         time.sleep(chance.uniform(0.0, 0.06))
         process.kill()
         said = process.communicate()[0].split()
-        saved = [int(number) for word, number in zip(said[::2], said[1::2], strict=False) if word == "saved"]
+        saved = [
+            int(number)
+            for word, number in zip(said[::2], said[1::2], strict=False)
+            if word == "saved"
+        ]
         inside += any(tmp_path.glob("*.saving*"))
         manager = CheckpointManager(tmp_path)
         for step in manager.steps():
@@ -148,11 +154,20 @@ def test_a_full_disk_is_a_clear_error_and_what_was_saved_stays(small_disk):
 
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
 def test_a_run_on_a_full_disk_ends_or_goes_on_as_its_config_says(small_disk, on_error):
-    settings = ["steps=160", "checkpoint.every_steps=20", "checkpoint.keep=20", f"checkpoint.on_error={on_error}"]
-    done = run("train", ROOT / "configs" / "digits.toml", f"run.directory={small_disk / 'run'}", *settings)
+    settings = [
+        "steps=160",
+        "checkpoint.every_steps=20",
+        "checkpoint.keep=20",
+        f"checkpoint.on_error={on_error}",
+    ]
+    done = run(
+        "train", ROOT / "configs" / "digits.toml", f"run.directory={small_disk / 'run'}", *settings
+    )
     said = done.stderr if on_error == "stop" else done.stdout
     assert done.returncode == (1 if on_error == "stop" else 0), done.stderr
-    assert "was not saved: No space left on device; checkpoints that are still there: 20, 40" in said
+    assert (
+        "was not saved: No space left on device; checkpoints that are still there: 20, 40" in said
+    )
     assert len(done.stderr.splitlines()) <= 2, done.stderr
     steps = CheckpointManager(small_disk / "run" / "checkpoints").steps()
     assert steps[:2] == [20, 40]
@@ -163,7 +178,9 @@ def test_a_disk_that_can_only_be_read_is_a_clear_error(small_disk):
     manager = CheckpointManager(small_disk)
     manager.save(1, {"x": np.ones(10)})
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    with pytest.raises(SaveError, match=r"2 was not saved: .*Read-only file system.*still there: 1"):
+    with pytest.raises(
+        SaveError, match=r"2 was not saved: .*Read-only file system.*still there: 1"
+    ):
         manager.save(2, {"x": np.ones(10)})
     assert verify(small_disk / "1") == []
 

@@ -10,7 +10,14 @@ import pytest
 from command import run_program
 from typer.testing import CliRunner
 
-from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, open_reader, read_catalog, verify
+from ftrain.checkpoints import (
+    CheckpointError,
+    CheckpointManager,
+    DamagedError,
+    open_reader,
+    read_catalog,
+    verify,
+)
 from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.cli import app
 
@@ -73,7 +80,9 @@ def test_a_directory_from_beyond_the_calendar_is_listed(home):
     assert "9.damaged" in listed(home)
 
 
-@pytest.mark.parametrize("retention", [{"best": 1.5}, {"metric": ["loss"]}, {"best": "1"}, {"best": 1, "metric": {}}])
+@pytest.mark.parametrize(
+    "retention", [{"best": 1.5}, {"metric": ["loss"]}, {"best": "1"}, {"best": 1, "metric": {}}]
+)
 def test_a_catalog_with_values_of_other_types_is_built_again(home, retention):
     path = home / "checkpoints" / "checkpoints.json"
     contents = json.loads(path.read_text())
@@ -110,11 +119,17 @@ def test_metadata_that_never_end_are_not_read(home, name, kind):
     done = run_program(textwrap.dedent(PROGRAM), step)
     assert done.returncode == 0, done.stderr
     if name == "_METADATA":
-        assert done.stdout.count("is not a regular file") == 2 or done.stdout.count("is missing") == 2
+        assert (
+            done.stdout.count("is not a regular file") == 2 or done.stdout.count("is missing") == 2
+        )
 
 
 def test_a_manifest_above_the_limit_is_not_read(home, monkeypatch):
     step = home / "checkpoints" / "7"
-    monkeypatch.setattr("ftrain.checkpoints.manifest.read_manifest.__kwdefaults__", {"max_bytes": 10})
-    with pytest.raises(CheckpointError, match=r"manifest\.json: it has \d+ bytes, expected at most 10"):
+    monkeypatch.setattr(
+        "ftrain.checkpoints.manifest.read_manifest.__kwdefaults__", {"max_bytes": 10}
+    )
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json: it has \d+ bytes, expected at most 10"
+    ):
         open_reader(step)

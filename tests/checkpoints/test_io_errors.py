@@ -62,7 +62,9 @@ def test_a_file_that_cannot_be_read_is_not_damaged(directory, monkeypatch, name,
             for look in (open_reader, verify):
                 with pytest.raises(OSError, match=os.strerror(code)):
                     look(directory / "2")
-    np.testing.assert_array_equal(manager.restore(like=TREE)["w"], TREE["w"] + 1)  # nothing was put aside
+    np.testing.assert_array_equal(
+        manager.restore(like=TREE)["w"], TREE["w"] + 1
+    )  # nothing was put aside
 
 
 def test_a_part_of_a_checkpoint_that_cannot_be_listed_is_not_missing(directory, monkeypatch):
@@ -91,6 +93,8 @@ def test_a_save_that_keeps_failing_is_an_error_that_may_pass(directory, monkeypa
 
     monkeypatch.setenv(TIMEOUT, "0")
     monkeypatch.setattr(writing, "sync", Failing(writing.sync, "manifest.ocdbt", 10**6))
-    with pytest.raises(SaveError, match=r"was not saved: .*Stale.*; checkpoints that are still there: 1, 2") as caught:
+    with pytest.raises(
+        SaveError, match=r"was not saved: .*Stale.*; checkpoints that are still there: 1, 2"
+    ) as caught:
         CheckpointManager(directory).save(3, TREE)
     assert is_transient(caught.value)

@@ -39,7 +39,10 @@ time.sleep(600)
 @pytest.fixture
 def orphan(tmp_path):
     """A lock whose process was killed, and is held by a child of that process; and both of them."""
-    environ = os.environ | {"PYTHONPATH": str(Path(ftrain.__file__).parents[1]), "JAX_PLATFORMS": "cpu"}
+    environ = os.environ | {
+        "PYTHONPATH": str(Path(ftrain.__file__).parents[1]),
+        "JAX_PLATFORMS": "cpu",
+    }
     command = [sys.executable, "-W", "ignore", "-c", LEAVES_A_CHILD, str(tmp_path / "lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
@@ -58,7 +61,9 @@ def test_a_lock_of_a_live_process_names_it(orphan):
     assert is_held(path)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, to know which processes there are")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="needs /proc, to know which processes there are"
+)
 def test_a_lock_of_a_process_that_ended_is_taken_over(orphan):
     path, process, _ = orphan
     process.kill()
@@ -72,7 +77,9 @@ def test_a_lock_of_a_process_that_ended_is_taken_over(orphan):
     assert not is_held(path)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, to know which processes there are")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="needs /proc, to know which processes there are"
+)
 def test_a_process_that_has_not_been_waited_for_has_ended_too(orphan):
     path, process, _ = orphan
     process.kill()
@@ -84,7 +91,9 @@ def test_a_number_that_was_given_to_another_process_is_not_taken_for_the_old_one
     path, _, _ = orphan
     text = path.read_text()
     started = text.split(" started ")[1].split()[0]
-    path.write_text(text.replace(f"started {started}", f"started {int(started) - 1}"))  # an earlier one had it
+    path.write_text(
+        text.replace(f"started {started}", f"started {int(started) - 1}")
+    )  # an earlier one had it
     hold(path, "it is held").close()
 
 
@@ -103,7 +112,8 @@ def test_a_lock_of_another_machine_is_never_taken_over(orphan, monkeypatch, old,
     process.wait()
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(
-        HeldElsewhereError, match=rf"by process {parent} on host .*; if that host is lost, .* delete {path}"
+        HeldElsewhereError,
+        match=rf"by process {parent} on host .*; if that host is lost, .* delete {path}",
     ):
         hold(path, "it is held")
     path.unlink()  # as the message says
@@ -126,12 +136,18 @@ def test_of_two_that_take_a_lock_over_one_has_it(orphan):
     process.kill()
     process.wait()
     program = "import sys, time\nfrom pathlib import Path\nfrom ftrain.checkpoints import hold\n"
-    program += (
-        "sys.stdin.readline()\nlock = hold(Path(sys.argv[1]), 'held')\nprint('has it', flush=True)\ntime.sleep(600)"
-    )
+    program += "sys.stdin.readline()\nlock = hold(Path(sys.argv[1]), 'held')\nprint('has it', flush=True)\ntime.sleep(600)"
     environ = os.environ | {"PYTHONPATH": str(Path(ftrain.__file__).parents[1])}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    contenders = [subprocess.Popen([sys.executable, "-c", TAKES_IT, path], env=environ, **pipes) for _ in range(3)]
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    contenders = [
+        subprocess.Popen([sys.executable, "-c", TAKES_IT, path], env=environ, **pipes)
+        for _ in range(3)
+    ]
     try:
         for contender in contenders:
             contender.stdin.write("\n")

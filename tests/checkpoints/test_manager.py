@@ -103,16 +103,32 @@ def test_numpy_arrays_keep_their_64_bits(manager):
 
 
 def test_plain_numbers_come_back_with_all_their_bits(manager):
-    numbers = {"int": 2**40 + 1, "float": 1 / 3, "bool": True, "complex": 2j, "none": None, "numpy": np.float64(0.1)}
+    numbers = {
+        "int": 2**40 + 1,
+        "float": 1 / 3,
+        "bool": True,
+        "complex": 2j,
+        "none": None,
+        "numpy": np.float64(0.1),
+    }
     manager.save(1, numbers)
     restored = manager.restore(like=numbers)
     assert restored == numbers
-    assert [type(restored[name]) for name in ("int", "float", "bool", "complex")] == [int, float, bool, complex]
-    with pytest.raises(CheckpointError, match=f"leaf big is {2**70}, which needs more than 64 bits"):
+    assert [type(restored[name]) for name in ("int", "float", "bool", "complex")] == [
+        int,
+        float,
+        bool,
+        complex,
+    ]
+    with pytest.raises(
+        CheckpointError, match=f"leaf big is {2**70}, which needs more than 64 bits"
+    ):
         manager.save(2, {"big": 2**70})
 
 
-@pytest.mark.parametrize("leaf", ["hi", np.array(["a"]), object()], ids=["str", "array of str", "object"])
+@pytest.mark.parametrize(
+    "leaf", ["hi", np.array(["a"]), object()], ids=["str", "array of str", "object"]
+)
 def test_what_cannot_be_saved_is_named(manager, leaf):
     with pytest.raises(CheckpointError, match="leaf nested/0 is a"):
         manager.save(1, {"nested": [leaf]})
@@ -162,7 +178,9 @@ def test_restoring_places_leaves_where_they_are_wanted(manager):
     np.testing.assert_array_equal(restored["w"], np.full((4, 3), 3.0))
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")  # plain Orbax is given no target here
+@pytest.mark.filterwarnings(
+    "ignore:Sharding info not provided"
+)  # plain Orbax is given no target here
 def test_plain_orbax_reads_what_we_write(manager):
     manager.save(1, {"w": jnp.arange(4.0)})
     manager.wait()

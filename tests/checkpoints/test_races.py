@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, MismatchError, SaveError, verify
+from ftrain.checkpoints import (
+    CheckpointError,
+    CheckpointManager,
+    DamagedError,
+    MismatchError,
+    SaveError,
+    verify,
+)
 from ftrain.checkpoints import reading as reading_room
 
 
@@ -64,7 +71,9 @@ def test_a_reader_beside_a_writer_that_deletes_always_finds_one(tmp_path):
     read = set()
     try:
         while writer.poll() is None:
-            value = CheckpointManager(tmp_path, tell=pytest.fail).restore(like={"x": np.zeros(1000)})["x"]
+            value = CheckpointManager(tmp_path, tell=pytest.fail).restore(
+                like={"x": np.zeros(1000)}
+            )["x"]
             assert (value == value[0]).all()
             read.add(value[0])
     finally:
@@ -85,7 +94,9 @@ def test_a_step_that_is_being_replaced_is_still_there(tmp_path):
         manager.save(5, tree(6.0))
 
 
-@pytest.mark.parametrize("odd", ["file", "dangling link", "loop", "empty directory", "leading zeros"])
+@pytest.mark.parametrize(
+    "odd", ["file", "dangling link", "loop", "empty directory", "leading zeros"]
+)
 def test_what_only_looks_like_a_checkpoint_is_passed_over(tmp_path, odd):
     CheckpointManager(tmp_path).save(1, tree(1.0))
     if odd == "file":
@@ -146,12 +157,15 @@ def test_a_name_that_cannot_be_stored_is_refused(tmp_path, name):
 def test_kinds_of_keys_are_told_apart(tmp_path):
     CheckpointManager(tmp_path).save(1, {"rng": jax.random.key(1, impl="rbg")})
     manager = CheckpointManager(tmp_path)
-    with pytest.raises(MismatchError, match=r"a key of rbg\), expected uint32\[4\] \(a key of unsafe_rbg\)"):
+    with pytest.raises(
+        MismatchError, match=r"a key of rbg\), expected uint32\[4\] \(a key of unsafe_rbg\)"
+    ):
         manager.restore(like={"rng": jax.random.key(1, impl="unsafe_rbg")})
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype"), [(np.array([2**40]), np.int32), (np.array([1e30]), np.float16), (np.array([0.5]), np.bool_)]
+    ("value", "dtype"),
+    [(np.array([2**40]), np.int32), (np.array([1e30]), np.float16), (np.array([0.5]), np.bool_)],
 )
 def test_casting_never_changes_numbers_beyond_rounding(tmp_path, value, dtype):
     manager = CheckpointManager(tmp_path)
@@ -170,7 +184,9 @@ def test_numbers_in_another_order_of_bytes_come_back(tmp_path):
 def test_names_can_change_places(tmp_path):
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"a": np.ones(1), "b": np.zeros(1)})
-    restored = manager.restore(like={"a": np.ones(1), "b": np.ones(1)}, rename={"^a$": "b", "^b$": "a"})
+    restored = manager.restore(
+        like={"a": np.ones(1), "b": np.ones(1)}, rename={"^a$": "b", "^b$": "a"}
+    )
     assert (restored["a"][0], restored["b"][0]) == (0.0, 1.0)
 
 

@@ -30,7 +30,9 @@ def test_the_best_stay_beside_the_newest(tmp_path):
 
 
 def test_the_best_can_be_the_largest(tmp_path):
-    manager = CheckpointManager(tmp_path, keep=1, keep_best=1, best_metric="eval/accuracy", best_mode="max")
+    manager = CheckpointManager(
+        tmp_path, keep=1, keep_best=1, best_metric="eval/accuracy", best_mode="max"
+    )
     for step, accuracy in {1: 0.5, 2: 0.9, 3: 0.7}.items():
         manager.save(step, tree(), metrics={"eval/accuracy": accuracy, "loss": 0.0})
     assert manager.steps() == [2, 3]
@@ -50,7 +52,9 @@ def test_one_every_so_many_steps_stays(tmp_path):
 
 def test_one_every_so_many_hours_stays_across_restarts(tmp_path):
     for step in range(1, 11):
-        manager = CheckpointManager(tmp_path, keep=1, keep_every_hours=1, clock=lambda now=step * 1800.0: now)
+        manager = CheckpointManager(
+            tmp_path, keep=1, keep_every_hours=1, clock=lambda now=step * 1800.0: now
+        )
         manager.save(step, tree())
     kept = [record for record in manager.checkpoints() if record.role == "kept"]
     gaps = [later.time - earlier.time for earlier, later in itertools.pairwise(kept)]
@@ -90,7 +94,10 @@ def test_keeping_more_than_before_deletes_nothing(tmp_path):
 
 def test_after_a_pause_not_every_checkpoint_is_kept(tmp_path):
     manager = CheckpointManager(
-        tmp_path, keep=1, keep_every_hours=1, clock=iter([0.0, *range(10**6, 10**6 + 600, 60)]).__next__
+        tmp_path,
+        keep=1,
+        keep_every_hours=1,
+        clock=iter([0.0, *range(10**6, 10**6 + 600, 60)]).__next__,
     )
     for step in range(1, 9):
         manager.save(step, tree())
@@ -123,12 +130,17 @@ def test_the_catalog_says_what_is_latest_and_when_each_was_saved(tmp_path):
     manager.save(6, tree())
     catalog = json.loads((tmp_path / "checkpoints.json").read_text())
     assert catalog["latest"] == 6
-    assert [(each["step"], each["metrics"]) for each in catalog["checkpoints"]] == [(5, {"loss": 0.25}), (6, {})]
+    assert [(each["step"], each["metrics"]) for each in catalog["checkpoints"]] == [
+        (5, {"loss": 0.25}),
+        (6, {}),
+    ]
     assert [record.time for record in manager.checkpoints()] == [101.0, 102.0]
 
 
 def catalog(after="null", step="1", time="1", metrics="{}") -> str:
-    record = f'{{"step": {step}, "time": {time}, "metrics": {metrics}, "role": "kept", "pinned": true}}'
+    record = (
+        f'{{"step": {step}, "time": {time}, "metrics": {metrics}, "role": "kept", "pinned": true}}'
+    )
     return f'{{"keep_after": {after}, "retention": {{}}, "checkpoints": [{record}, {record}]}}'
 
 
@@ -178,7 +190,9 @@ def test_newest_best_and_regular_ones_always_stay(records, keep, best, every):
     assert {record.step for record in records[-keep:]} <= set(steps)
     assert {record.step for record in best_of(records, policy, best)} <= set(steps)
     assert {record.step for record in records if record.step % every == 0} <= set(steps)
-    assert sorted(steps + [record.step for record in leaving]) == sorted(record.step for record in records)
+    assert sorted(steps + [record.step for record in leaving]) == sorted(
+        record.step for record in records
+    )
     again, gone, _ = rotate(kept, policy, 0.0)
     assert (again, gone) == (kept, [])  # nothing more goes without a new one
 
@@ -191,7 +205,10 @@ def test_newest_best_and_regular_ones_always_stay(records, keep, best, every):
         ({"keep_every_hours": 0}, "keep_every_hours must be > 0, got 0"),
         ({"keep_best": -1}, "keep_best must be >= 0, got -1"),
         ({"best_mode": "most"}, "best_mode must be 'min' or 'max', got 'most'"),
-        ({"keep_best": 1, "best_metric": "eval/accuracy"}, "keep_best by 'eval/accuracy' needs best_mode"),
+        (
+            {"keep_best": 1, "best_metric": "eval/accuracy"},
+            "keep_best by 'eval/accuracy' needs best_mode",
+        ),
         ({"may_be_infinite": ["("]}, "is not a regular expression"),
     ],
 )

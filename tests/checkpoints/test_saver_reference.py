@@ -47,7 +47,9 @@ def test_the_same_checkpoints_stay(case, tmp_path):
         assert manager.steps() == sorted(step_of(name) for name in event["on_disk"])
         assert manager.latest() == step_of(event["latest_checkpoint"])
         newest = [record.step for record in manager.checkpoints() if record.role == "newest"]
-        if manager.retention.keep != "all":  # the reference forgets which it saved if it is to keep all
+        if (
+            manager.retention.keep != "all"
+        ):  # the reference forgets which it saved if it is to keep all
             assert newest == [step_of(name) for name in event["last_checkpoints"]]
         state = parse_state(event["checkpoint_file"])
         assert step_of(state.latest) == manager.latest()
@@ -82,7 +84,9 @@ def test_what_is_there_is_restored(manager):
 
 
 REFUSED = {
-    "restore a variable that is not in the checkpoint": lambda m: m.restore(like={"missing": jnp.zeros(2)}),
+    "restore a variable that is not in the checkpoint": lambda m: m.restore(
+        like={"missing": jnp.zeros(2)}
+    ),
     "restore with another shape": lambda m: m.restore(like={"a": jnp.zeros(3)}),
     "restore with another dtype": lambda m: m.restore(like={"a": jnp.zeros(2, jnp.int32)}),
     "restore from a prefix without files": lambda m: open_reader(m.directory / "nothing"),
@@ -103,12 +107,20 @@ def test_what_there_is_is_found(manager, tmp_path):
     (tmp_path / "empty").mkdir()
     assert checkpoint_exists(manager.directory / "1") == recorded("checkpoint_exists, yes")["value"]
     assert checkpoint_exists(manager.directory / "2") == recorded("checkpoint_exists, no")["value"]
-    assert latest_checkpoint(tmp_path / "empty") == recorded("latest_checkpoint of an empty directory")["value"]
-    assert checkpoint_state(tmp_path / "empty") == recorded("get_checkpoint_state of an empty directory")["value"]
+    assert (
+        latest_checkpoint(tmp_path / "empty")
+        == recorded("latest_checkpoint of an empty directory")["value"]
+    )
+    assert (
+        checkpoint_state(tmp_path / "empty")
+        == recorded("get_checkpoint_state of an empty directory")["value"]
+    )
     assert latest_checkpoint(manager.directory) == manager.directory / "1"
 
 
-@pytest.mark.parametrize("case", [case for case in cases("saver") if case["what"] == "checkpoint state file"])
+@pytest.mark.parametrize(
+    "case", [case for case in cases("saver") if case["what"] == "checkpoint state file"]
+)
 def test_a_state_file_of_the_reference_is_followed(case, tmp_path):
     """Its paths may be relative to it or absolute; the recorded ones stand for those of another working directory."""
     text = case["text"].replace("<cwd>", str(tmp_path))
@@ -126,7 +138,9 @@ def test_a_state_file_that_names_what_is_gone(tmp_path):
     wanted = recorded("checkpoint file names a checkpoint whose files are gone")["value"]
     (tmp_path / "checkpoint").write_text(format_state(wanted["get_checkpoint_state"], []))
     assert latest_tf_checkpoint(tmp_path) == wanted["latest_checkpoint"]
-    assert parse_state((tmp_path / "checkpoint").read_text()).latest == wanted["get_checkpoint_state"]
+    assert (
+        parse_state((tmp_path / "checkpoint").read_text()).latest == wanted["get_checkpoint_state"]
+    )
     with CheckpointManager(tmp_path / "ours") as manager:
         manager.save(1, {"x": jnp.ones(2)})
     (tmp_path / "ours" / "1").rename(tmp_path / "elsewhere")

@@ -50,7 +50,9 @@ def damage(directory: Path) -> None:
 def test_two_save_and_two_or_one_restore(tmp_path):
     run_together(2, tmp_path, "save")
     assert verify(tmp_path / "3") == []
-    np.testing.assert_array_equal(load_variable(tmp_path, "rows"), np.arange(48.0).reshape(8, 6) + 300)
+    np.testing.assert_array_equal(
+        load_variable(tmp_path, "rows"), np.arange(48.0).reshape(8, 6) + 300
+    )
     run_together(2, tmp_path, "restore")
     run_together(1, tmp_path, "restore")
     for told in run_together(2, tmp_path, "save nan")[:1]:

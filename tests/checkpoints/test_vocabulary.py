@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.checkpoints.errors import CheckpointError
-from ftrain.checkpoints.vocabulary import VocabInfo, describe_misfit, read_vocabularies, remap, transfer
+from ftrain.checkpoints.vocabulary import (
+    VocabInfo,
+    describe_misfit,
+    read_vocabularies,
+    remap,
+    transfer,
+)
 
 WORDS = st.lists(st.text(min_size=1, max_size=3), unique=True, max_size=12)
 
@@ -30,7 +36,9 @@ def naive_remap(old, old_words, new_words, fresh, axis):
 
 
 @given(WORDS, WORDS, st.integers(0, 3), st.integers(0, 3), st.sampled_from([0, 1]))
-def test_remap_is_what_a_loop_over_the_rows_gives(old_words, new_words, old_buckets, new_buckets, axis):
+def test_remap_is_what_a_loop_over_the_rows_gives(
+    old_words, new_words, old_buckets, new_buckets, axis
+):
     old = np.arange(3 * (len(old_words) + old_buckets), dtype=np.float32).reshape(-1, 3)
     fresh = -1 - np.arange(3 * (len(new_words) + new_buckets), dtype=np.float32).reshape(-1, 3)
     if axis == 1:
@@ -45,11 +53,15 @@ def test_remap_is_what_a_loop_over_the_rows_gives(old_words, new_words, old_buck
 def test_remap_to_another_order_and_back_changes_nothing(words):
     table = np.arange(8.0).reshape(4, 2)
     there = remap(table, ["a", "b", "c", "d"], words, fresh=np.zeros((4, 2)))
-    np.testing.assert_array_equal(remap(there, words, ["a", "b", "c", "d"], fresh=np.zeros((4, 2))), table)
+    np.testing.assert_array_equal(
+        remap(there, words, ["a", "b", "c", "d"], fresh=np.zeros((4, 2))), table
+    )
 
 
 def test_remap_works_on_vectors_and_on_the_middle_axis_of_three():
-    np.testing.assert_array_equal(remap(np.array([1, 2]), ["a", "b"], ["b", "c"], fresh=np.array([8, 9])), [2, 9])
+    np.testing.assert_array_equal(
+        remap(np.array([1, 2]), ["a", "b"], ["b", "c"], fresh=np.array([8, 9])), [2, 9]
+    )
     old = np.arange(12).reshape(2, 2, 3)
     found = remap(old, ["a", "b"], ["b", "a"], fresh=np.zeros_like(old), axis=1)
     np.testing.assert_array_equal(found, old[:, ::-1])
@@ -59,21 +71,35 @@ def test_a_vocabulary_is_a_file_of_lines_or_the_words_themselves(tmp_path):
     (tmp_path / "new").write_text("the\ncat\n")
     (tmp_path / "old").write_text("cat\nthe")  # the last line need not end
     from_files = words_of(tmp_path / "new", str(tmp_path / "old"))
-    assert from_files == words_of(("the", "cat"), ["cat", "the"]) == (["the", "cat"], ["cat", "the"])
+    assert (
+        from_files == words_of(("the", "cat"), ["cat", "the"]) == (["the", "cat"], ["cat", "the"])
+    )
 
 
 def test_only_newlines_end_a_word_and_carriage_returns_before_them_are_dropped(tmp_path):
     path = tmp_path / "words"
-    path.write_bytes("two words\r\ncarriage\rreturn\nline\u2028separator\x0b\n\n \n".encode() + b"\xff\xfe\n")
+    path.write_bytes(
+        "two words\r\ncarriage\rreturn\nline\u2028separator\x0b\n\n \n".encode() + b"\xff\xfe\n"
+    )
     new, _ = words_of(path, ["a"], new_vocab_size=6)
-    assert new == ["two words", "carriage\rreturn", "line\u2028separator\x0b", "", " ", "\udcff\udcfe"]
+    assert new == [
+        "two words",
+        "carriage\rreturn",
+        "line\u2028separator\x0b",
+        "",
+        " ",
+        "\udcff\udcfe",
+    ]
 
 
 def test_sizes_limit_the_words_of_both_vocabularies(tmp_path):
     path = tmp_path / "words"
     path.write_text("a\nb\nc\n")
     assert words_of(path, path, new_vocab_size=2, old_vocab_size=1) == (["a", "b"], ["a"])
-    assert words_of(path, path, new_vocab_size=3, old_vocab_size=-1) == (["a", "b", "c"], ["a", "b", "c"])
+    assert words_of(path, path, new_vocab_size=3, old_vocab_size=-1) == (
+        ["a", "b", "c"],
+        ["a", "b", "c"],
+    )
 
 
 def test_a_word_that_is_there_twice_is_named_with_both_lines(tmp_path):
@@ -81,11 +107,16 @@ def test_a_word_that_is_there_twice_is_named_with_both_lines(tmp_path):
     path.write_text("a\nb\nc\nb\n")
     with pytest.raises(CheckpointError, match=r"old_vocab .*words has 'b' in lines 2 and 4"):
         words_of(["x", "y"], path)
-    assert words_of(["x", "y"], path, old_vocab_size=3) == (["x", "y"], ["a", "b", "c"])  # beyond the words in use
+    assert words_of(["x", "y"], path, old_vocab_size=3) == (
+        ["x", "y"],
+        ["a", "b", "c"],
+    )  # beyond the words in use
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"new_vocab .*/missing\.txt cannot be read: No such file"):
+    with pytest.raises(
+        CheckpointError, match=r"new_vocab .*/missing\.txt cannot be read: No such file"
+    ):
         words_of(tmp_path / "missing.txt", ["a"])
 
 
@@ -114,7 +145,12 @@ def test_sizes_that_cannot_be_meant_are_errors(settings, message):
         (0, (3,), (3,), None),
         (2, (3, 4), (3, 4), r"is \[3, 4\] and has no axis 2"),
         (-1, (4, 3), (4, 3), r"has no axis -1"),
-        (0, (3, 4), (5, 4), r"is \[5, 4\], expected 3 along axis 0: new_vocab_size 2 and num_oov_buckets 1"),
+        (
+            0,
+            (3, 4),
+            (5, 4),
+            r"is \[5, 4\], expected 3 along axis 0: new_vocab_size 2 and num_oov_buckets 1",
+        ),
         (0, (3, 7), (3, 4), r"is \[3, 7\] in the checkpoint, expected \[\*, 4\]"),
         (1, (7, 3), (4, 3), r"is \[7, 3\] in the checkpoint, expected \[4, \*\]"),
         (0, (), (3,), r"is \[\] in the checkpoint, expected \[\*\]"),

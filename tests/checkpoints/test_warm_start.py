@@ -12,7 +12,10 @@ from ftrain.checkpoints.vocabulary import VocabInfo
 from ftrain.checkpoints.warm_start import warm_start
 from ftrain.cluster import make_mesh
 
-params, checkpoint = pytest.fixture(empty_params, name="params"), pytest.fixture(old_checkpoint, name="checkpoint")
+params, checkpoint = (
+    pytest.fixture(empty_params, name="params"),
+    pytest.fixture(old_checkpoint, name="checkpoint"),
+)
 
 
 # Warm starts by regular expression.
@@ -27,7 +30,9 @@ params, checkpoint = pytest.fixture(empty_params, name="params"), pytest.fixture
         (["head", "enc/b$"], {"enc/w": [0, 0], "enc/b": [6], "head": [7]}),
     ],
 )
-def test_the_leaves_whose_names_begin_with_a_match_are_warm_started(params, checkpoint, patterns, expected):
+def test_the_leaves_whose_names_begin_with_a_match_are_warm_started(
+    params, checkpoint, patterns, expected
+):
     assert values(warm_start(params, checkpoint, vars_to_warm_start=patterns)) == expected
 
 
@@ -36,11 +41,15 @@ def test_without_patterns_everything_is_warm_started(params, checkpoint):
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_with_the_names_there_are(params, checkpoint):
-    with pytest.raises(CheckpointError, match=r"no leaf matches 'w', 'body'; there are enc/b, enc/w, head$"):
+    with pytest.raises(
+        CheckpointError, match=r"no leaf matches 'w', 'body'; there are enc/b, enc/w, head$"
+    ):
         warm_start(params, checkpoint, vars_to_warm_start=["w", "head", "body"])
     with pytest.raises(CheckpointError, match=r"no leaf matches \[\]"):
         warm_start(params, checkpoint, vars_to_warm_start=[])
-    with pytest.raises(CheckpointError, match=r"vars_to_warm_start has '\(', which is no regular expression"):
+    with pytest.raises(
+        CheckpointError, match=r"vars_to_warm_start has '\(', which is no regular expression"
+    ):
         warm_start(params, checkpoint, vars_to_warm_start="(")
 
 
@@ -48,20 +57,28 @@ def test_a_leaf_that_the_checkpoint_lacks_is_an_error_with_the_ways_out(params):
     with pytest.raises(CheckpointError) as raised:
         warm_start(params, Memory(enc__w=floats(1, 2), enc__bias=floats(1), head=floats(1)))
     message = str(raised.value)
-    assert message.startswith("runs/old/7 does not fit: leaf enc/b is missing, nearest are enc/w, enc/bias\n")
+    assert message.startswith(
+        "runs/old/7 does not fit: leaf enc/b is missing, nearest are enc/w, enc/bias\n"
+    )
     assert "vars_to_warm_start" in message
     assert "var_name_to_prev_var_name" in message
 
 
 def test_leaves_are_read_from_their_previous_names(params, checkpoint):
-    found = warm_start(params, checkpoint, var_name_to_prev_var_name={"enc/b": "old/b", "head": "old/b"})
+    found = warm_start(
+        params, checkpoint, var_name_to_prev_var_name={"enc/b": "old/b", "head": "old/b"}
+    )
     assert values(found) == {"enc/w": [4, 5], "enc/b": [3], "head": [3]}
 
 
 def test_a_key_that_is_no_leaf_renames_every_leaf_whose_whole_name_it_matches():
     checkpoint = Memory(w__ExponentialMovingAverage=floats(1), w2=floats(2), exact=floats(3))
     params = {"net": {"w": jnp.zeros(1), "w2": jnp.zeros(1), "v": jnp.zeros(1)}}
-    renames = {r"net/(\w)": r"\1/ExponentialMovingAverage", r"net/(?P<rest>.*)": r"\g<rest>", "net/v": "exact"}
+    renames = {
+        r"net/(\w)": r"\1/ExponentialMovingAverage",
+        r"net/(?P<rest>.*)": r"\g<rest>",
+        "net/v": "exact",
+    }
     assert values(warm_start(params, checkpoint, var_name_to_prev_var_name=renames)) == {
         "net/v": [3],  # by its own name, before any expression
         "net/w": [1],  # by the first expression that matches
@@ -116,10 +133,14 @@ def test_rows_and_columns_follow_their_words_and_other_leaves_are_read_as_they_a
 
 
 def test_none_warm_starts_only_what_has_a_vocabulary(words, tables):
-    found = warm_start(model(), tables, vars_to_warm_start=None, var_name_to_vocab_info={"embedding": words})
+    found = warm_start(
+        model(), tables, vars_to_warm_start=None, var_name_to_vocab_info={"embedding": words}
+    )
     assert values(found) == {**values(model()), "embedding": [[3, 3], [1, 1], [0, 0], [0, 0]]}
     assert tables.reads == ["embedding"]
-    with pytest.raises(CheckpointError, match="vars_to_warm_start is None, and there is no VocabInfo"):
+    with pytest.raises(
+        CheckpointError, match="vars_to_warm_start is None, and there is no VocabInfo"
+    ):
         warm_start(model(), tables, vars_to_warm_start=None)
 
 
@@ -170,15 +191,26 @@ def test_new_rows_are_drawn_for_each_leaf_from_a_key_and_are_the_same_every_time
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_oov_buckets": 2}, r"does not fit: leaf embedding is \[4, 2\], expected 5 along axis 0"),
+        (
+            {"num_oov_buckets": 2},
+            r"does not fit: leaf embedding is \[4, 2\], expected 5 along axis 0",
+        ),
         ({"axis": 1}, r"leaf embedding is \[4, 2\], expected 4 along axis 1"),
         ({"new_vocab_size": 4}, "leaf embedding: new_vocab has 3 words, expected 4"),
         ({"old_vocab": ["a", "a"]}, "leaf embedding: old_vocab has 'a' in lines 1 and 2"),
-        ({"old_vocab": list("abcde")}, r"leaf embedding is \[4, 2\] in the checkpoint, expected at least 5"),
-        ({"old_vocab": "/nowhere/words"}, "leaf embedding: old_vocab /nowhere/words cannot be read"),
+        (
+            {"old_vocab": list("abcde")},
+            r"leaf embedding is \[4, 2\] in the checkpoint, expected at least 5",
+        ),
+        (
+            {"old_vocab": "/nowhere/words"},
+            "leaf embedding: old_vocab /nowhere/words cannot be read",
+        ),
     ],
 )
-def test_a_vocabulary_that_does_not_fit_is_an_error_that_names_the_leaf(words, tables, changes, message):
+def test_a_vocabulary_that_does_not_fit_is_an_error_that_names_the_leaf(
+    words, tables, changes, message
+):
     infos = {"embedding": words._replace(**changes)}
     with pytest.raises(CheckpointError, match=message):
         warm_start(model(), tables, vars_to_warm_start=None, var_name_to_vocab_info=infos)
@@ -187,11 +219,22 @@ def test_a_vocabulary_that_does_not_fit_is_an_error_that_names_the_leaf(words, t
 
 def test_a_table_of_another_kind_is_not_cast(words):
     checkpoint = Memory(embedding=np.zeros((3, 2), np.int32))
-    with pytest.raises(CheckpointError, match=r"leaf embedding is int32\[3, 2\], expected float32\[4, 2\]"):
-        warm_start(model(), checkpoint, vars_to_warm_start=None, var_name_to_vocab_info={"embedding": words})
+    with pytest.raises(
+        CheckpointError, match=r"leaf embedding is int32\[3, 2\], expected float32\[4, 2\]"
+    ):
+        warm_start(
+            model(),
+            checkpoint,
+            vars_to_warm_start=None,
+            var_name_to_vocab_info={"embedding": words},
+        )
 
 
-@pytest.mark.parametrize(("patterns", "name"), [(".*", "embeding"), ("bias", "embedding"), (None, "embeding")])
+@pytest.mark.parametrize(
+    ("patterns", "name"), [(".*", "embeding"), ("bias", "embedding"), (None, "embeding")]
+)
 def test_a_vocabulary_of_a_leaf_that_is_not_warm_started_is_an_error(words, tables, patterns, name):
     with pytest.raises(CheckpointError, match=f"var_name_to_vocab_info: {name} were not used"):
-        warm_start(model(), tables, vars_to_warm_start=patterns, var_name_to_vocab_info={name: words})
+        warm_start(
+            model(), tables, vars_to_warm_start=patterns, var_name_to_vocab_info={name: words}
+        )

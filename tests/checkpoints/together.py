@@ -11,7 +11,9 @@ from ftrain.checkpoints import CheckpointManager, DamagedError
 
 def spread(value, *axes):
     value, mesh = np.asarray(value), Mesh(np.array(jax.devices()), ("data",))
-    return jax.make_array_from_callback(value.shape, NamedSharding(mesh, PartitionSpec(*axes)), lambda at: value[at])
+    return jax.make_array_from_callback(
+        value.shape, NamedSharding(mesh, PartitionSpec(*axes)), lambda at: value[at]
+    )
 
 
 def tree(step: int):
@@ -24,7 +26,10 @@ def tree(step: int):
 def numbers(tree) -> dict:
     """What this process has of a tree."""
     plain = {**tree, "rng": jax.random.key_data(tree["rng"])}
-    own = {name: [np.asarray(s.data) for s in plain[name].addressable_shards] for name in ("rows", "whole", "rng")}
+    own = {
+        name: [np.asarray(s.data) for s in plain[name].addressable_shards]
+        for name in ("rows", "whole", "rng")
+    }
     return jax.tree.map(lambda leaf: leaf.tolist(), own)
 
 
@@ -33,10 +38,14 @@ def act(manager: CheckpointManager, action: str) -> None:
         for step in (1, 2, 3):
             manager.save(step, tree(step))
         manager.wait()
-        assert manager.steps() == [2, 3] or jax.process_index() > 0, manager.steps()  # the first process deletes
+        assert manager.steps() == [2, 3] or jax.process_index() > 0, (
+            manager.steps()
+        )  # the first process deletes
     elif action == "save nan":
         manager.tell = print
-        manager.save(9, tree(9) | {"rows": spread(np.where(np.arange(8) == 7, np.nan, 1.0), "data")})
+        manager.save(
+            9, tree(9) | {"rows": spread(np.where(np.arange(8) == 7, np.nan, 1.0), "data")}
+        )
         manager.wait()
         assert 9 not in manager.steps()
     elif action == "restore":
@@ -55,7 +64,9 @@ def act(manager: CheckpointManager, action: str) -> None:
 def main(port: str, index: str, count: str, directory: str, action: str) -> None:
     if int(count) > 1:
         address = f"127.0.0.1:{port}"
-        jax.distributed.initialize(address, int(count), int(index), coordinator_bind_address=address)
+        jax.distributed.initialize(
+            address, int(count), int(index), coordinator_bind_address=address
+        )
     with CheckpointManager(directory, keep=2) as manager:
         act(manager, action)
 

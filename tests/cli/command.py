@@ -43,7 +43,12 @@ def environment() -> dict[str, str]:
 
 def start(*arguments: str | Path, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "ftrain", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": environment(),
+    }
     return start_process(command, **(pipes | options))
 
 
@@ -51,7 +56,9 @@ def run(*arguments: str | Path, **options) -> subprocess.CompletedProcess:
     """Run a command to its end: in a fork of a process that has imported ftrain, if its options allow it."""
     environ = options.get("env", environment())
     if options.keys() <= {"cwd", "env"} and _fork_server().serves(environ):
-        return _fork_server().run([str(argument) for argument in arguments], **({"env": environ} | options))
+        return _fork_server().run(
+            [str(argument) for argument in arguments], **({"env": environ} | options)
+        )
     process = start(*arguments, **options)
     out, err = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -27,7 +27,11 @@ def data(*arguments, code: int = 0) -> str:
     handler = signal.getsignal(signal.SIGINT)
     with kept, patch.object(warnings, "showwarning", warnings.showwarning):
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ending:
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                pytest.raises(SystemExit) as ending,
+            ):
                 main()
         finally:
             signal.signal(signal.SIGINT, handler)
@@ -51,7 +55,12 @@ def names(directory: Path) -> list[str]:
 
 
 def example(number: int) -> bytes:
-    values = {"x": np.arange(64) / 2 + number, "label": number, "words": np.arange(number % 3 + 1), "name": b"zebra"}
+    values = {
+        "x": np.arange(64) / 2 + number,
+        "label": number,
+        "words": np.arange(number % 3 + 1),
+        "name": b"zebra",
+    }
     return encode_example(values)
 
 

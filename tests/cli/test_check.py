@@ -52,15 +52,33 @@ def test_devices_can_be_imagined(config, capsys):
     shown = capsys.readouterr().out
     assert re.search(r"mesh +data 2, fsdp 3, model 1 *\n", shown)
     assert re.search(r"examples a device +2 *\n", shown)
-    assert rows(shown)["opt_state/slots/v/w"] == ["opt_state/slots/v/w", "[3]", "float32", "fsdp", "4 B"]
+    assert rows(shown)["opt_state/slots/v/w"] == [
+        "opt_state/slots/v/w",
+        "[3]",
+        "float32",
+        "fsdp",
+        "4 B",
+    ]
     assert "good; train it with: ftrain train" in shown
 
 
 def test_rules_of_the_config_are_followed(config, capsys):
-    config.write_text(config.read_text() + '\n[[sharding.rules]]\nleaf = "w"\naxes = ["data+model"]\n')
+    config.write_text(
+        config.read_text() + '\n[[sharding.rules]]\nleaf = "w"\naxes = ["data+model"]\n'
+    )
     check(config, ["mesh.data=1", "mesh.model=3"], devices=3)
-    assert rows(capsys.readouterr().out)["params/w"] == ["params/w", "[3]", "float32", "model", "4 B"]
-    check(config, ["mesh.data=1", "mesh.model=3", 'sharding.rules=[{leaf="^params/w", axes=["model"]}]'], devices=3)
+    assert rows(capsys.readouterr().out)["params/w"] == [
+        "params/w",
+        "[3]",
+        "float32",
+        "model",
+        "4 B",
+    ]
+    check(
+        config,
+        ["mesh.data=1", "mesh.model=3", 'sharding.rules=[{leaf="^params/w", axes=["model"]}]'],
+        devices=3,
+    )
     shown = capsys.readouterr().out
     assert rows(shown)["opt_state/slots/m/w"][-1] == "12 B"
     assert "68 B, 60 B a device; 1 of 10 leaves are split" in shown
@@ -88,16 +106,32 @@ def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
             64,
             "command line: mesh: fsdp must be 1, 2, 4, 8, 16, 32 or 64, got 3; with data=-1",
         ),
-        ([], 64, "job.toml: data.batch_size: batch_size 8 does not divide over the 64 devices of the mesh; use 64"),
-        (['sharding.rules=[{leaf="x", axes=[]}]'], 8, "command line: sharding.rules: the rule for 'x' matches no leaf"),
+        (
+            [],
+            64,
+            "job.toml: data.batch_size: batch_size 8 does not divide over the 64 devices of the mesh; use 64",
+        ),
+        (
+            ['sharding.rules=[{leaf="x", axes=[]}]'],
+            8,
+            "command line: sharding.rules: the rule for 'x' matches no leaf",
+        ),
         (
             ['sharding.rules=[{leaf="w", axes=["data"]}]'],
             8,
             "command line: sharding.rules: the rule for 'w' does not fit leaf params/w of shape [3]: dimension 0",
         ),
-        (['sharding.rules=[{leaf="(", axes=[]}]'], None, "command line: [sharding] number 1 of rules should have a re"),
+        (
+            ['sharding.rules=[{leaf="(", axes=[]}]'],
+            None,
+            "command line: [sharding] number 1 of rules should have a re",
+        ),
         (["sharding.rules=3"], None, "command line: sharding.rules: should be a valid list, got 3"),
-        (["sharding.leest=3"], None, "command line: sharding.leest: unknown key; did you mean least?"),
+        (
+            ["sharding.leest=3"],
+            None,
+            "command line: sharding.leest: unknown key; did you mean least?",
+        ),
     ],
 )
 def test_mistakes_name_the_key(config, overrides, devices, message):
@@ -138,5 +172,14 @@ def test_the_table_fits_a_terminal(columns):
     table = shown.decode().partition("metrics")[2].partition("good;")[0].splitlines()
     assert max(map(len, table)) <= columns
     kernel = next(line for line in table if line.startswith(" params/dense/kernel"))
-    assert kernel.split() == ["params/dense/kernel", "[512,", "128]", "float32", "fsdp,", "-", "32.8", "KB"]
+    assert kernel.split() == [
+        "params/dense/kernel",
+        "[512,",
+        "128]",
+        "float32",
+        "fsdp,",
+        "-",
+        "32.8",
+        "KB",
+    ]
     assert any(line.startswith("state 574 KB, 115 KB a device") for line in table)

@@ -19,7 +19,9 @@ def home(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("run")
     manager = CheckpointManager(home / "checkpoints", tell=lambda text: None)
     for step in (100, 200, 300):
-        params = {"dense": {"kernel": jnp.full((3, 4), step / 100), "bias": jnp.zeros(4, jnp.bfloat16)}}
+        params = {
+            "dense": {"kernel": jnp.full((3, 4), step / 100), "bias": jnp.zeros(4, jnp.bfloat16)}
+        }
         manager.save(step, {"params": params, "step": step}, metrics={"loss": 1 / step})
     manager.save(400, {"params": jnp.array(jnp.nan)})
     return home
@@ -84,7 +86,9 @@ def test_export_is_read_by_others(home, tmp_path, kind):
     assert sorted(arrays) == ["params/dense/bias", "params/dense/kernel", "step"]
     assert arrays["step"].shape == ()
     np.testing.assert_array_equal(arrays["params/dense/kernel"], np.full((3, 4), 3.0, np.float32))
-    assert arrays["params/dense/bias"].dtype == ("bfloat16" if kind == "safetensors" else np.float32)
+    assert arrays["params/dense/bias"].dtype == (
+        "bfloat16" if kind == "safetensors" else np.float32
+    )
     assert "exists already" in ckpt("export", home, "--to", kind, "--out", path, code=2)
 
 
@@ -103,7 +107,9 @@ def test_rm_pin_and_unpin(home, tmp_path):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("directory", [path.name for path in sorted((FOLDER / "tf_checkpoint").glob("*/"))])
+@pytest.mark.parametrize(
+    "directory", [path.name for path in sorted((FOLDER / "tf_checkpoint").glob("*/"))]
+)
 def test_tensorflows_files_are_shown_and_compared(directory):
     text = ckpt("show", FOLDER / "tf_checkpoint" / directory)
     assert " leaves, " in text

@@ -24,7 +24,9 @@ def test_help_and_version_do_not_import_jax():
         "assert not heavy, heavy\n"
     )
     for option, expected in (("--help", "train"), ("--version", f"ftrain {ftrain.__version__}")):
-        done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, option], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
 
@@ -34,9 +36,16 @@ def test_train_resume_eval_and_a_changed_config(tmp_path):
     done = run("train", config, f"run.directory={home}", "log.every_steps=20")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == f"regression:regression: 4 parameters, 64 examples, 60 steps of 8, 1 device(s); in {home}"
+    assert (
+        lines[0]
+        == f"regression:regression: 4 parameters, 64 examples, 60 steps of 8, 1 device(s); in {home}"
+    )
     assert re.fullmatch(r"first step after \d+\.\d s", lines[1])
-    assert [line.split(":")[0] for line in lines if line.startswith("step ")] == ["step 20", "step 40", "step 60"]
+    assert [line.split(":")[0] for line in lines if line.startswith("step ")] == [
+        "step 20",
+        "step 40",
+        "step 60",
+    ]
     assert "eval/distance" in lines[3]
     assert re.search(f"tensorboard --logdir {home}", done.stdout)
     assert sorted(path.name.split(".")[0] for path in home.iterdir()) == [
@@ -62,7 +71,14 @@ def test_train_resume_eval_and_a_changed_config(tmp_path):
     assert "steps was 60, now 80" in changed.stderr
     assert len(changed.stderr.splitlines()) == 2
 
-    longer = run("train", config, f"run.directory={home}", "log.every_steps=20", "steps=80", "--accept-changes")
+    longer = run(
+        "train",
+        config,
+        f"run.directory={home}",
+        "log.every_steps=20",
+        "steps=80",
+        "--accept-changes",
+    )
     assert longer.returncode == 0
     assert "resumed at step 60" in longer.stdout
     assert "done: 20 steps" in longer.stdout
@@ -72,14 +88,22 @@ def test_train_resume_eval_and_a_changed_config(tmp_path):
 def test_compiled_programs_are_cached_unless_jax_is_told_otherwise(tmp_path):
     config = write_config(tmp_path, steps=5, every=5)
     elsewhere = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    assert run("train", config, f"run.directory={tmp_path / 'a'}", env=environment() | elsewhere).returncode == 0
+    assert (
+        run(
+            "train", config, f"run.directory={tmp_path / 'a'}", env=environment() | elsewhere
+        ).returncode
+        == 0
+    )
     assert any((tmp_path / "cache" / "ftrain" / "jax").iterdir())
     told = {
         "XDG_CACHE_HOME": str(tmp_path / "no"),
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "told"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    assert run("train", config, f"run.directory={tmp_path / 'b'}", env=environment() | told).returncode == 0
+    assert (
+        run("train", config, f"run.directory={tmp_path / 'b'}", env=environment() | told).returncode
+        == 0
+    )
     assert any((tmp_path / "told").iterdir())
     assert not (tmp_path / "no").exists()
 
@@ -87,7 +111,12 @@ def test_compiled_programs_are_cached_unless_jax_is_told_otherwise(tmp_path):
 def test_check_says_what_a_config_would_do_and_writes_nothing(tmp_path):
     done = run("check", write_config(tmp_path, steps=60, every=20), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for fact in ("4 in 2 leaves", "x float32[8, 3], y float32[8]", "7.5 epochs", "good; train it with: ftrain train"):
+    for fact in (
+        "4 in 2 leaves",
+        "x float32[8, 3], y float32[8]",
+        "7.5 epochs",
+        "good; train it with: ftrain train",
+    ):
         assert fact in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
@@ -105,7 +134,10 @@ def test_schema_is_json():
         (["train", "job.toml", "data.batchsize=3"], "did you mean batch_size?"),
         (["train", "job.toml", "run.directory=job.toml/run"], "job.toml/run cannot be written"),
         (["train", "job.toml", "task=digit"], "did you mean digits?"),
-        (["check", "job.toml", "data.batch_size=65"], "larger than the data, which has 64 examples"),
+        (
+            ["check", "job.toml", "data.batch_size=65"],
+            "larger than the data, which has 64 examples",
+        ),
         (["eval", "nothing"], "nothing/config.toml: there is no such file; RUN is a directory"),
         (["trian"], "No such command 'trian'"),
         (["train"], "Missing argument 'CONFIG'"),
@@ -151,10 +183,16 @@ def test_a_step_that_cannot_be_traced_is_told_before_anything_is_written(tmp_pat
     for command in ("check", "train"):
         done = run(command, config, "task=regression:vector_loss", "model={}", cwd=tmp_path)
         assert done.returncode == 2
-        assert "a step of regression:vector_loss fails: ValueError: loss_fn must return a scalar loss" in done.stderr
+        assert (
+            "a step of regression:vector_loss fails: ValueError: loss_fn must return a scalar loss"
+            in done.stderr
+        )
         assert done.stderr.splitlines()[1] == "ftrain --traceback ... shows where"
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
-    assert "Traceback" in run("--traceback", "check", config, "task=regression:vector_loss", "model={}").stderr
+    assert (
+        "Traceback"
+        in run("--traceback", "check", config, "task=regression:vector_loss", "model={}").stderr
+    )
 
 
 def test_a_run_directory_in_part_unwritable_is_a_line(tmp_path):
@@ -169,7 +207,9 @@ def test_a_run_directory_in_part_unwritable_is_a_line(tmp_path):
 def test_on_a_terminal_there_is_a_progress_bar(tmp_path):
     config = write_config(tmp_path, steps=3000, every=1000)
     screen, terminal = pty.openpty()
-    process = start("train", config, f"run.directory={tmp_path / 'run'}", stdout=terminal, stderr=terminal)
+    process = start(
+        "train", config, f"run.directory={tmp_path / 'run'}", stdout=terminal, stderr=terminal
+    )
     os.close(terminal)
     shown = b""
     with contextlib.suppress(OSError):  # the terminal is gone when the process ends
@@ -184,7 +224,12 @@ def test_on_a_terminal_there_is_a_progress_bar(tmp_path):
 
 def test_nan_is_told_in_a_line_and_exit_code_one(tmp_path):
     config, home = write_config(tmp_path, steps=5000, every=10), tmp_path / "run"
-    done = run("train", config, f"run.directory={home}", "optimizer={name='gradient_descent', learning_rate=1e6}")
+    done = run(
+        "train",
+        config,
+        f"run.directory={home}",
+        "optimizer={name='gradient_descent', learning_rate=1e6}",
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("ftrain: loss is ")
     assert "Traceback" not in done.stderr
@@ -192,7 +237,9 @@ def test_nan_is_told_in_a_line_and_exit_code_one(tmp_path):
 
 def test_the_package_runs_as_a_module_and_as_a_command():
     installed = Path(sys.executable).with_name("ftrain")
-    command = subprocess.run([installed, "--version"], capture_output=True, text=True, check=True, env=environment())
+    command = subprocess.run(
+        [installed, "--version"], capture_output=True, text=True, check=True, env=environment()
+    )
     assert command.stdout == run("--version", cwd=ROOT).stdout
 
 
@@ -201,7 +248,7 @@ def test_without_a_command_the_commands_are_shown(words):
     done = run(*words)
     assert done.returncode == 2
     assert done.stderr == ""
-    assert done.stdout.startswith(f"Usage: {' '.join(('python -m ftrain', *words))} [OPTIONS] COMMAND") or (
-        done.stdout.startswith(f"Usage: {' '.join(('ftrain', *words))} [OPTIONS] COMMAND")
-    )
+    assert done.stdout.startswith(
+        f"Usage: {' '.join(('python -m ftrain', *words))} [OPTIONS] COMMAND"
+    ) or (done.stdout.startswith(f"Usage: {' '.join(('ftrain', *words))} [OPTIONS] COMMAND"))
     assert len(done.stdout.splitlines()) > 10

@@ -48,30 +48,46 @@ def test_show_tells_features_and_a_spec_to_paste(records):
 
 def test_show_of_several_files_adds_them_up(tmp_path):
     for number, compression in enumerate([None, "GZIP", "ZLIB"]):
-        write(tmp_path / f"{number}.tfrecord", [example(n) for n in range(number + 1)], compression=compression)
+        write(
+            tmp_path / f"{number}.tfrecord",
+            [example(n) for n in range(number + 1)],
+            compression=compression,
+        )
     lines = data("show", tmp_path / "*.tfrecord", "--examples", 0).splitlines()
-    assert [line.split()[1:3] for line in lines[1:4]] == [["none", "1"], ["GZIP", "2"], ["ZLIB", "3"]]
+    assert [line.split()[1:3] for line in lines[1:4]] == [
+        ["none", "1"],
+        ["GZIP", "2"],
+        ["ZLIB", "3"],
+    ]
     assert lines[4].split()[:3] == ["3", "files", "6"]
 
 
 def test_show_of_sequences(tmp_path):
     lists = {"frames": [np.ones(4), np.zeros(4)], "tags": [[b"a"], [b"b", b"c"]]}
-    path = write(tmp_path / "s.tfrecord", [encode_sequence_example({"id": n}, lists) for n in range(3)])
+    path = write(
+        tmp_path / "s.tfrecord", [encode_sequence_example({"id": n}, lists) for n in range(3)]
+    )
     text = data("show", path, "--examples", 1)
     assert "context, from 3 records" in text
     assert "  frames: 2 steps, the first: [1, 1, 1, 1]" in text
     scope = pasted(text)
-    context, steps = parse_sequence_examples(list(read_records(path)), scope["spec"], scope["sequence"])
+    context, steps = parse_sequence_examples(
+        list(read_records(path)), scope["spec"], scope["sequence"]
+    )
     assert context["id"].tolist() == [0, 1, 2]
     assert steps["frames"].shape == (3, 2, 4)
 
 
 def test_show_of_what_is_no_example(tmp_path):
-    text = data("show", write(tmp_path / "events.out.tfevents.1", [EVENT, bytes(range(40)), b"some text"]))
+    text = data(
+        "show", write(tmp_path / "events.out.tfevents.1", [EVENT, bytes(range(40)), b"some text"])
+    )
     assert "the records are no Examples" in text
     assert "00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f ... 40 bytes" in text
     assert '"some text"' in text
-    mixed = write(tmp_path / "mixed.tfrecord", [example(0), EVENT, encode_example({"x": 1, "none": None})])
+    mixed = write(
+        tmp_path / "mixed.tfrecord", [example(0), EVENT, encode_example({"x": 1, "none": None})]
+    )
     text = data("show", mixed)
     assert "from 3 records; 1 of them are no Examples" in text
     assert '    # "x": its values are float or int64' in text
@@ -94,7 +110,9 @@ def test_verify_finds_all_damage(tmp_path, records):
     worse = damage(write(tmp_path / "worse.tfrecord", [bytes(100)] * 50), *range(50, 5800, 232))
     assert "  and 5 more, which --all tells" in data("verify", worse, code=1)
     assert data("verify", worse, "--all", code=1).count("does not match") == 25
-    packed = damage(write(tmp_path / "packed.tfrecord.gz", [os.urandom(1000)] * 9, compression="GZIP"), 900)
+    packed = damage(
+        write(tmp_path / "packed.tfrecord.gz", [os.urandom(1000)] * 9, compression="GZIP"), 900
+    )
     assert "of the uncompressed data: " in data("verify", packed, code=1)
 
 
@@ -153,7 +171,10 @@ SOURCES = {
 }
 MISTAKES = [
     ("convert cells.csv x.tfrecord", "cells.csv: line 3 has 3 cells, the first line 2"),
-    ("convert large.csv x.tfrecord", "line 2: feature b has the value 99999999999999999999, and integers are int64"),
+    (
+        "convert large.csv x.tfrecord",
+        "line 2: feature b has the value 99999999999999999999, and integers are int64",
+    ),
     ("convert beyond.csv x.tfrecord", "line 2: feature a has the value 1e+300, beyond float32"),
     ("convert quote.csv x.tfrecord", "quote.csv: line 2 cannot be read"),
     ("convert latin.csv x.tfrecord", "latin.csv: line 3 is no UTF-8 (byte 1 is 0xe9)"),
@@ -163,7 +184,10 @@ MISTAKES = [
     ("convert one.csv other.csv x.tfrecord", "only one has a column a"),
     ("convert bad.jsonl x.tfrecord", "bad.jsonl: line 2 is no JSON: Expecting value at column 7"),
     ("convert list.jsonl x.tfrecord", "line 1 is a list, wanted an object"),
-    ("convert changing.jsonl x.tfrecord", "line 2: feature a is text, and numbers in the lines before"),
+    (
+        "convert changing.jsonl x.tfrecord",
+        "line 2: feature a is text, and numbers in the lines before",
+    ),
     ("convert mixed.jsonl x.tfrecord", "text and numbers in one list"),
     ("convert object.jsonl x.tfrecord", "feature a is an object"),
     ("convert null.jsonl x.tfrecord", "null in a list"),
@@ -181,10 +205,19 @@ MISTAKES = [
     ("convert surrogate.npz x.tfrecord", "array a has text that is no Unicode"),
     ("convert none.npz x.tfrecord", "none.npz has no arrays"),
     ("convert scalar.npz lengths.npz x.tfrecord", "a single value"),
-    ("convert vectors.tfrecord x.csv", "vectors.tfrecord: record 1: feature a has 2 values, and a cell holds one"),
-    ("convert raw.tfrecord x.csv", "record 0: feature a has bytes that are no UTF-8 text; write .jsonl"),
+    (
+        "convert vectors.tfrecord x.csv",
+        "vectors.tfrecord: record 1: feature a has 2 values, and a cell holds one",
+    ),
+    (
+        "convert raw.tfrecord x.csv",
+        "record 0: feature a has bytes that are no UTF-8 text; write .jsonl",
+    ),
     ("convert raw.tfrecord x.npz", "record 0: feature a ends with a zero byte"),
-    ("convert vectors.tfrecord x.npz", "record 1: feature a has 2 values, 1 in the records before; write .jsonl"),
+    (
+        "convert vectors.tfrecord x.npz",
+        "record 1: feature a has 2 values, 1 in the records before; write .jsonl",
+    ),
     ("convert missing.tfrecord x.npz", "record 1: feature b is missing"),
     ("convert kinds.tfrecord x.npz", "record 1: feature a has another kind"),
     ("convert sequences.tfrecord x.jsonl", "record 0 is a SequenceExample"),
@@ -206,7 +239,10 @@ MISTAKES = [
     ("show *.nothing", "*.nothing: matches no file"),
     ("show notes.txt", "notes.txt is no file of records, or damaged from its first byte on"),
     ("show", "FILES"),
-    ("index packed.tfrecord.gz", "make a plain one with: ftrain data convert packed.tfrecord.gz packed.tfrecord"),
+    (
+        "index packed.tfrecord.gz",
+        "make a plain one with: ftrain data convert packed.tfrecord.gz packed.tfrecord",
+    ),
 ]
 
 

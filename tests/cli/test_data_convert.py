@@ -30,13 +30,18 @@ def test_records_are_compressed_and_resharded_as_they_are(tmp_path, records):
     content = list(read_records(records))
     data("convert", records, tmp_path / "a.tfrecord.gz")
     data("convert", records, tmp_path / "b.tfrecord", "--compression", "zlib")
-    text = data("convert", tmp_path / "a.tfrecord.gz", tmp_path / "b.tfrecord", tmp_path / "c.tfrecord")
+    text = data(
+        "convert", tmp_path / "a.tfrecord.gz", tmp_path / "b.tfrecord", tmp_path / "c.tfrecord"
+    )
     assert text == f"{tmp_path}/c.tfrecord: 40 records, 13.7 KB\n"
     assert list(read_records(tmp_path / "a.tfrecord.gz", compression="GZIP")) == content
     assert list(read_records(tmp_path / "b.tfrecord", compression="ZLIB")) == content
     assert list(read_records(tmp_path / "c.tfrecord", compression=None)) == content * 2
     text = data("convert", tmp_path / "c.tfrecord", tmp_path / "d.tfrecord", "--shard-records", 15)
-    assert text == f"{tmp_path}/d-00000-of-00003.tfrecord to d-00002-of-00003.tfrecord: 40 records, 13.7 KB\n"
+    assert (
+        text
+        == f"{tmp_path}/d-00000-of-00003.tfrecord to d-00002-of-00003.tfrecord: 40 records, 13.7 KB\n"
+    )
     data("convert", tmp_path / "d-*", tmp_path / "d.tfrecord")
     assert list(read_records(tmp_path / "d.tfrecord")) == content * 2
     write(tmp_path / "events.out.tfevents.1", [EVENT])
@@ -49,7 +54,10 @@ def test_csv_gives_each_column_a_kind(tmp_path):
     (tmp_path / "a.csv").write_text(table, encoding="utf-8")
     (tmp_path / "b.csv").write_text("none,mixed,name,share,id\n,,,7,\n", encoding="utf-8")
     data("convert", tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "t.tfrecord")
-    rows = [{name: values.tolist() for name, values in row.items()} for row in features_of(tmp_path / "t.tfrecord")]
+    rows = [
+        {name: values.tolist() for name, values in row.items()}
+        for row in features_of(tmp_path / "t.tfrecord")
+    ]
     assert rows == [
         {"id": [1], "share": [0.5], "name": [" é".encode()], "mixed": [b"3"]},
         {"id": [-2], "name": [b"a,\nb"], "mixed": [b"x"]},
@@ -57,7 +65,10 @@ def test_csv_gives_each_column_a_kind(tmp_path):
         {"share": [7.0]},
     ]
     data("convert", tmp_path / "t.tfrecord", tmp_path / "t.tsv")
-    assert (tmp_path / "t.tsv").read_text().splitlines()[:2] == ["id\tmixed\tname\tshare", "1\t3\t é\t0.5"]
+    assert (tmp_path / "t.tsv").read_text().splitlines()[:2] == [
+        "id\tmixed\tname\tshare",
+        "1\t3\t é\t0.5",
+    ]
 
 
 def test_a_long_cell_is_taken(tmp_path):
@@ -70,8 +81,23 @@ def test_a_long_cell_is_taken(tmp_path):
 
 def test_jsonl_takes_numbers_text_and_lists(tmp_path):
     lines = [
-        {"n": 1, "x": 2, "grid": [[1, 2], [3, 4]], "flag": True, "text": "é", "list": ["a", "b"], "gone": None},
-        {"n": [], "x": 2.5, "grid": [1, 0.5], "flag": [False, 2], "text": {"base64": "/w=="}, "empty": []},
+        {
+            "n": 1,
+            "x": 2,
+            "grid": [[1, 2], [3, 4]],
+            "flag": True,
+            "text": "é",
+            "list": ["a", "b"],
+            "gone": None,
+        },
+        {
+            "n": [],
+            "x": 2.5,
+            "grid": [1, 0.5],
+            "flag": [False, 2],
+            "text": {"base64": "/w=="},
+            "empty": [],
+        },
     ]
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
     data("convert", tmp_path / "a.jsonl", tmp_path / "a.tfrecord")
@@ -79,12 +105,27 @@ def test_jsonl_takes_numbers_text_and_lists(tmp_path):
     assert sorted(first) == ["flag", "grid", "list", "n", "text", "x"]
     assert first["grid"].dtype == first["x"].dtype == np.float32
     assert first["n"].dtype == second["n"].dtype == first["flag"].dtype == np.int64
-    assert (first["grid"].tolist(), first["flag"].tolist(), first["text"][0]) == ([1, 2, 3, 4], [1], "é".encode())
-    assert (second["n"].tolist(), second["flag"].tolist(), second["text"][0]) == ([], [0, 2], b"\xff")
+    assert (first["grid"].tolist(), first["flag"].tolist(), first["text"][0]) == (
+        [1, 2, 3, 4],
+        [1],
+        "é".encode(),
+    )
+    assert (second["n"].tolist(), second["flag"].tolist(), second["text"][0]) == (
+        [],
+        [0, 2],
+        b"\xff",
+    )
     assert second["empty"] is None
     data("convert", tmp_path / "a.tfrecord", tmp_path / "b.jsonl")
     back = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
-    assert back[1] == {"n": [], "x": 2.5, "grid": [1, 0.5], "flag": [0, 2], "text": {"base64": "/w=="}, "empty": []}
+    assert back[1] == {
+        "n": [],
+        "x": 2.5,
+        "grid": [1, 0.5],
+        "flag": [0, 2],
+        "text": {"base64": "/w=="},
+        "empty": [],
+    }
     assert back[0]["flag"] == [1]  # a list where it is one elsewhere
 
 
@@ -96,7 +137,9 @@ def test_npz_arrays_become_features(tmp_path):
         "big": np.array([1, 2], ">i2"),
         "flag": np.array([True, False]),
     }
-    np.savez_compressed(tmp_path / "a.npz", **arrays, text=np.array(["é", "zebra"]), raw=np.array([b"\xff", b"a"]))
+    np.savez_compressed(
+        tmp_path / "a.npz", **arrays, text=np.array(["é", "zebra"]), raw=np.array([b"\xff", b"a"])
+    )
     data("convert", tmp_path / "a.npz", tmp_path / "a.npz", tmp_path / "a.tfrecord")
     rows = features_of(tmp_path / "a.tfrecord")
     assert len(rows) == 2  # a file that is named twice is one
@@ -131,15 +174,23 @@ CELLS = {"a": INTEGERS.map(str), "b": FLOATS.map(str), "c": TEXT.map("t{}".forma
 
 
 @settings(max_examples=60)
-@given(st.sampled_from([".csv", ".tsv"]), st.lists(st.tuples(*(st.just("") | CELLS[name] for name in "abc"))))
+@given(
+    st.sampled_from([".csv", ".tsv"]),
+    st.lists(st.tuples(*(st.just("") | CELLS[name] for name in "abc"))),
+)
 def test_csv_there_and_back(tmp_path_factory, suffix, rows):
     directory = tmp_path_factory.mktemp("csv")
     # Whatever is in the column, there is a value that decides on its kind.
     rows = [("1", "0.5", "t"), *rows]
     with open(directory / f"t{suffix}", "x", newline="", encoding="utf-8") as file:
-        csv.writer(file, delimiter=",\t"[suffix == ".tsv"], quoting=csv.QUOTE_ALL).writerows(["abc", *rows])
+        csv.writer(file, delimiter=",\t"[suffix == ".tsv"], quoting=csv.QUOTE_ALL).writerows(
+            ["abc", *rows]
+        )
     with open(there_and_back(directory, suffix), newline="", encoding="utf-8") as file:
-        assert [tuple(row) for row in csv.reader(file, delimiter=",\t"[suffix == ".tsv"])] == [tuple("abc"), *rows]
+        assert [tuple(row) for row in csv.reader(file, delimiter=",\t"[suffix == ".tsv"])] == [
+            tuple("abc"),
+            *rows,
+        ]
 
 
 SHORTEST = FLOATS.map(lambda value: float(str(value)))
@@ -176,10 +227,16 @@ def test_jsonl_there_and_back(tmp_path_factory, lines):
 def test_npz_there_and_back(tmp_path_factory, source, length, width):
     def array(values, dtype):
         count = length * int(np.prod(width))
-        return np.array(source.draw(st.lists(values, min_size=count, max_size=count)), dtype).reshape(length, *width)
+        return np.array(
+            source.draw(st.lists(values, min_size=count, max_size=count)), dtype
+        ).reshape(length, *width)
 
     text = st.binary(max_size=5).filter(lambda value: not value.endswith(b"\0"))
-    arrays = {"x": array(FLOATS, np.float32), "number": array(INTEGERS, np.int64), "a/b": array(text, "S5")}
+    arrays = {
+        "x": array(FLOATS, np.float32),
+        "number": array(INTEGERS, np.int64),
+        "a/b": array(text, "S5"),
+    }
     directory = tmp_path_factory.mktemp("npz")
     np.savez(directory / "t.npz", **arrays)
     with np.load(there_and_back(directory, ".npz")) as back:
@@ -195,9 +252,19 @@ def test_a_target_is_replaced_only_if_that_is_asked_for(tmp_path, records):
         assert "already there" in data("convert", records, tmp_path / name, code=2)
         data("convert", records, records.parent / name, "--overwrite")
     data("convert", records, tmp_path / "new" / "s.tfrecord", "--shard-records", 9)
-    assert "shards of" in data("convert", records, tmp_path / "new" / "s.tfrecord", "--shard-records", 5, code=2)
+    assert "shards of" in data(
+        "convert", records, tmp_path / "new" / "s.tfrecord", "--shard-records", 5, code=2
+    )
     shard = tmp_path / "new" / "s-00000-of-00003.tfrecord"
-    text = data("convert", shard, tmp_path / "new" / "s.tfrecord", "--shard-records", 2, "--overwrite", code=2)
+    text = data(
+        "convert",
+        shard,
+        tmp_path / "new" / "s.tfrecord",
+        "--shard-records",
+        2,
+        "--overwrite",
+        code=2,
+    )
     assert "would be read" in text
 
 
@@ -207,10 +274,15 @@ SHARDED = [(target, ("--shard-records", "2")) for target in TARGETS[:2]]
 
 @pytest.mark.parametrize(("target", "options"), [*((target, ()) for target in TARGETS), *SHARDED])
 def test_damage_leaves_nothing_behind(tmp_path, target, options):
-    bad = damage(write(tmp_path / "bad.tfrecord", [encode_example({"a": n}) for n in range(9)]), 200)
+    bad = damage(
+        write(tmp_path / "bad.tfrecord", [encode_example({"a": n}) for n in range(9)]), 200
+    )
     text = data("convert", bad, tmp_path / target, *options, code=1)
     assert "is damaged" in text
-    assert text.splitlines()[1] == f"`ftrain data verify {bad}` tells what is damaged in it and what is not"
+    assert (
+        text.splitlines()[1]
+        == f"`ftrain data verify {bad}` tells what is damaged in it and what is not"
+    )
     assert names(tmp_path) == ["bad.tfrecord"]
 
 

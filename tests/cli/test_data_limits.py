@@ -18,12 +18,17 @@ from ftrain.formats import encode_example
 
 
 def npy(descr: str, shape: str, body: bytes = b"", order: str = "False", version: int = 1) -> bytes:
-    text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    text = (
+        f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode().ljust(117)
+        + b"\n"
+    )
     width = 2 if version == 1 else 4
     return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(width, "little") + text + body
 
 
-def archive(path, members: dict[str, bytes] | list[tuple[str, bytes]], compression=zipfile.ZIP_DEFLATED):
+def archive(
+    path, members: dict[str, bytes] | list[tuple[str, bytes]], compression=zipfile.ZIP_DEFLATED
+):
     with zipfile.ZipFile(path, "w", compression) as file:
         for name, content in members.items() if isinstance(members, dict) else members:
             file.writestr(name, content)
@@ -41,7 +46,10 @@ def refused(path, *options) -> str:
 CLAIMS = {
     "no bytes": (npy("'|S0'", "(1000000000000,)"), "its 1000000000000 entries take no bytes"),
     "no width": (npy("'<f4'", "(1000000000000, 0)"), "its 1000000000000 entries take no bytes"),
-    "negative": (npy("'<f4'", "(-5,)"), r"its shape is \(-5,\), expected up to 64 sizes of at least 0"),
+    "negative": (
+        npy("'<f4'", "(-5,)"),
+        r"its shape is \(-5,\), expected up to 64 sizes of at least 0",
+    ),
     "beyond memory": (npy("'<f4'", "(99999999999999999999,)"), "too large for any memory"),
     "cut": (npy("'<f4'", "(1000000000,)", bytes(8)), "is cut short: its shape"),
     "true": (npy("'<f4'", "(True,)", bytes(8)), "expected up to 64 sizes of at least 0"),
@@ -51,7 +59,10 @@ CLAIMS = {
     "a dtype without fields": (npy("{}", "(3,)"), "array x is of dtype"),
     "an unhashable key": (b"\x93NUMPY\x01\x00\x0a\x00{[]: 1}   \n", "its header cannot be parsed"),
     "another version": (npy("'<f4'", "(3,)", version=9), r"its format has version \(9, 0\)"),
-    "no header": (b"\x93NUMPY\x02\x00\xff\xff\xff\x7f", "its header has 2147483647 bytes, expected at most 10000"),
+    "no header": (
+        b"\x93NUMPY\x02\x00\xff\xff\xff\x7f",
+        "its header has 2147483647 bytes, expected at most 10000",
+    ),
 }
 
 
@@ -74,9 +85,13 @@ def test_names_of_members_are_shown_in_one_line_and_stand_for_one_array(tmp_path
     array = npy("'<f4'", "(1,)", bytes(4))
     path = tmp_path / "a.npz"
     assert r"array a\nb cannot be read" in refused(archive(path, {"a\nb.npy": b"nothing"}))
-    assert "two of its arrays have the same name" in refused(archive(path, [("a.npy", array), ("a", array)]))
+    assert "two of its arrays have the same name" in refused(
+        archive(path, [("a.npy", array), ("a", array)])
+    )
     assert "or one has none" in refused(archive(path, {".npy": array}))
-    assert "no Unicode text" not in data("convert", archive(path, {"é.npy": array}), tmp_path / "x.tfrecord")
+    assert "no Unicode text" not in data(
+        "convert", archive(path, {"é.npy": array}), tmp_path / "x.tfrecord"
+    )
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
@@ -91,10 +106,14 @@ def test_a_compression_that_numpy_does_not_write_is_refused(tmp_path, compressio
 def test_an_entry_or_an_array_by_columns_has_a_limit_that_can_be_set(tmp_path):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros((2, 1000), np.float32))
-    assert "has entries of 4000 bytes, more than 3999; raise the limit" in refused(path, "--max-record-bytes", 3999)
+    assert "has entries of 4000 bytes, more than 3999; raise the limit" in refused(
+        path, "--max-record-bytes", 3999
+    )
     np.savez_compressed(path, x=np.asfortranarray(np.zeros((200, 10), np.float32)))
     assert "takes 8000 bytes, more than 7999" in refused(path, "--max-record-bytes", 7999)
-    assert "200 records" in data("convert", path, tmp_path / "x.tfrecord", "--max-record-bytes", 8000)
+    assert "200 records" in data(
+        "convert", path, tmp_path / "x.tfrecord", "--max-record-bytes", 8000
+    )
     with pytest.raises(ValueError, match="it takes 8000 bytes, more than max_unpacked_bytes=7999"):
         ArraySource.open(path, max_unpacked_bytes=7999)
 
@@ -106,7 +125,12 @@ def test_lines_rows_and_records_have_a_limit_that_can_be_set(tmp_path):
     assert "1 record" in data("convert", path, tmp_path / "long.tfrecord")
     wanted = "more than max_record_bytes=1000"
     assert wanted in data(
-        "convert", tmp_path / "long.tfrecord", tmp_path / "b.jsonl", "--max-record-bytes", 1000, code=1
+        "convert",
+        tmp_path / "long.tfrecord",
+        tmp_path / "b.jsonl",
+        "--max-record-bytes",
+        1000,
+        code=1,
     )
     assert wanted in data("verify", tmp_path / "long.tfrecord", "--max-record-bytes", 1000, code=1)
     path = tmp_path / "csv" / "a.csv"
@@ -159,7 +183,9 @@ READER = csv.reader
 def test_many_columns_take_time_in_proportion_to_their_number(tmp_path, monkeypatch):
     monkeypatch.setattr(csv, "reader", CountedReader)
     path = tmp_path / "a.csv"
-    path.write_text(",".join(f"c{number}" for number in range(2000)) + "\n" + ",".join(["1"] * 2000) + "\n")
+    path.write_text(
+        ",".join(f"c{number}" for number in range(2000)) + "\n" + ",".join(["1"] * 2000) + "\n"
+    )
     data("convert", path, tmp_path / "a.tfrecord")
     assert len(features_of(tmp_path / "a.tfrecord")[0]) == 2000
     assert CountedText.comparisons < 50 * 2000
@@ -180,7 +206,9 @@ def test_digits_and_nested_lists_take_time_in_proportion_to_their_length(tmp_pat
     for name in ("a.csv", "b.jsonl"):
         words = ["data", "convert", name, f"{name}.tfrecord"]
         command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *words]
-        done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        )
         assert done.returncode in (0, 2), done.stderr
         assert "Traceback" not in done.stderr
 

@@ -10,7 +10,11 @@ from ftrain.summaries import read_metrics
 
 def exploding_run(tmp_path, *more):
     config = write_config(tmp_path, steps=100, every=3)
-    arguments = ["task=regression:exploding", "model={at=8}", "optimizer={name='gradient_descent', learning_rate=1.0}"]
+    arguments = [
+        "task=regression:exploding",
+        "model={at=8}",
+        "optimizer={name='gradient_descent', learning_rate=1.0}",
+    ]
     return run("train", config, *arguments, f"run.directory={tmp_path / 'run'}", *more)
 
 
@@ -31,7 +35,8 @@ def test_a_nan_is_kept_and_can_be_seen_again(tmp_path, fuse):
 
     slowly = run("replay", home, "--step", "8", "--no-jit")
     assert re.search(
-        r"the first NaN comes out of \w+\(.*\)\n  in .*regression\.py, line \d+, in \S*loss", slowly.stdout
+        r"the first NaN comes out of \w+\(.*\)\n  in .*regression\.py, line \d+, in \S*loss",
+        slowly.stdout,
     )
 
 
@@ -40,7 +45,10 @@ def test_there_must_be_something_to_see(tmp_path):
     assert run("train", config, f"run.directory={home}").returncode == 0
     answer = run("replay", home)
     assert answer.returncode == 2
-    assert answer.stderr == f"ftrain: {home}: there is no crash to replay; {home / 'crash'} has no bundle\n"
+    assert (
+        answer.stderr
+        == f"ftrain: {home}: there is no crash to replay; {home / 'crash'} has no bundle\n"
+    )
     answer = run("replay", tmp_path / "nowhere")
     assert answer.returncode == 2
     assert answer.stderr.count("\n") == 1
@@ -76,7 +84,9 @@ def test_following_a_run_that_stopped_early_ends_and_keeps_what_was_measured(tmp
     config = write_config(tmp_path, steps=4000, every=20)
     stop = "hooks=[{name='StopAtStep', last_step=60}]"
     done = run("train", config, f"run.directory={home}", stop, "--accept-changes")
-    assert "stopped at step 60 of 4000 (step 60 was the last one asked for)\n" in done.stdout, done.stderr
+    assert "stopped at step 60 of 4000 (step 60 was the last one asked for)\n" in done.stdout, (
+        done.stderr
+    )
     followed = run("eval", home, "--follow")
     assert followed.returncode == 0, followed.stderr
     assert [line["step"] for line in read_metrics(home / "eval" / "metrics.jsonl")] == [40, 60]
@@ -93,8 +103,21 @@ def test_timing_shows_where_the_time_went(tmp_path):
     done = run("train", config, f"run.directory={tmp_path / 'run'}", "--timing")
     table = done.stdout.partition("where the time went:\n")[2]
     names = {line[2:26].strip() for line in table.splitlines() if line.startswith("  ")}
-    assert {"waiting for data", "dispatching steps", "waiting for the device", "compiling", "starting"} <= names
-    assert {"CheckpointSaver", "Evaluator", "Logging", "SummarySaver", "StopOnNaN", "StepCounter"} <= names
+    assert {
+        "waiting for data",
+        "dispatching steps",
+        "waiting for the device",
+        "compiling",
+        "starting",
+    } <= names
+    assert {
+        "CheckpointSaver",
+        "Evaluator",
+        "Logging",
+        "SummarySaver",
+        "StopOnNaN",
+        "StepCounter",
+    } <= names
     shares = [float(share) for share in re.findall(r"([\d.]+)%", table)]
     assert sum(shares) == pytest.approx(100, abs=1)
 
@@ -102,7 +125,9 @@ def test_timing_shows_where_the_time_went(tmp_path):
 def test_hooks_of_a_config_are_used(tmp_path):
     config = write_config(tmp_path, steps=500, every=10)
     config.write_text(
-        config.read_text().replace("[evaluation]", 'listeners = ["regression:Printing"]\n\n[evaluation]')
+        config.read_text().replace(
+            "[evaluation]", 'listeners = ["regression:Printing"]\n\n[evaluation]'
+        )
         + '\n[[hooks]]\nname = "StopWhen"\nmetric = "eval/distance"\nthreshold = 1.9\n'
         + '\n[[hooks]]\nname = "Callback"\nfunction = "regression:note"\nevery_steps = 10\n'
     )
@@ -132,12 +157,20 @@ def test_a_run_that_stopped_early_takes_no_further_step(tmp_path):
     config.write_text(config.read_text() + STOP)
     first = run("train", config, f"run.directory={home}")
     assert first.returncode == 0, first.stderr
-    assert "stopped at step 40 of 500 (eval/distance has not improved 3 times in a row by step 40;" in first.stdout
+    assert (
+        "stopped at step 40 of 500 (eval/distance has not improved 3 times in a row by step 40;"
+        in first.stdout
+    )
     again = run("train", config, f"run.directory={home}")
     assert again.returncode == 0, again.stderr
     last = again.stdout.splitlines()[-1]
-    assert last.startswith("no further step: the run ended at step 40 of 500 (eval/distance has not improved 3 times")
-    assert sorted(path.name for path in home.glob("plugins/profile/*")) == ["step_00000020", "step_00000040"]
+    assert last.startswith(
+        "no further step: the run ended at step 40 of 500 (eval/distance has not improved 3 times"
+    )
+    assert sorted(path.name for path in home.glob("plugins/profile/*")) == [
+        "step_00000020",
+        "step_00000040",
+    ]
 
 
 def test_a_metric_that_the_guard_cannot_watch_is_a_mistake_of_the_user(tmp_path):

@@ -58,9 +58,14 @@ def test_a_run_with_nested_tables_is_resumed_from_its_resolved_config(tmp_path):
     trained(config, f"run.directory={home}", NESTED.strip(), *model)
     assert "all 40 steps were taken before" in trained(home)
     assert "all 40 steps were taken before" in trained(home / "config.toml")
-    mistake = run("train", home, "optimizer.inner.args.0.optimizer.learning_rte=3", "--accept-changes")
+    mistake = run(
+        "train", home, "optimizer.inner.args.0.optimizer.learning_rte=3", "--accept-changes"
+    )
     assert mistake.returncode == 2
-    assert "optimizer.inner.args.0.optimizer.learning_rte: unknown key; did you mean learning_rate?" in mistake.stderr
+    assert (
+        "optimizer.inner.args.0.optimizer.learning_rte: unknown key; did you mean learning_rate?"
+        in mistake.stderr
+    )
     assert len(mistake.stderr.splitlines()) <= 2
 
 
@@ -75,7 +80,8 @@ def test_a_directory_without_a_config_is_two_lines(tmp_path, monkeypatch):
         assert done.stderr.splitlines()[0] == "ftrain: empty: is a directory without a config.toml"
         assert len(done.stderr.splitlines()) == 2
     with pytest.raises(
-        ConfigError, match=r"run/checkpoints/20: is a directory without a config.toml; did you mean run\?"
+        ConfigError,
+        match=r"run/checkpoints/20: is a directory without a config.toml; did you mean run\?",
     ):
         load("run/checkpoints/20")
 
@@ -95,7 +101,11 @@ def test_what_check_prints_can_be_pasted_into_a_shell(tmp_path, monkeypatch, cap
     directory = tmp_path / "my configs"
     directory.mkdir()
     config = write_config(directory, steps=60, every=20)
-    overrides = ['optimizer={name="adam", learning_rate=0.1}', "run.directory=runs/it's mine", "mesh.data=1"]
+    overrides = [
+        'optimizer={name="adam", learning_rate=0.1}',
+        "run.directory=runs/it's mine",
+        "mesh.data=1",
+    ]
     check(config, overrides)
     printed = capsys.readouterr().out.partition("train it with: ")[2]
     assert shlex.split(printed) == ["ftrain", "train", str(config), *overrides]
@@ -107,7 +117,11 @@ def test_what_train_prints_can_be_pasted_into_a_shell(tmp_path):
     for name, word in (("look at it:", "--logdir"), ("evaluate it:", "eval")):
         words = shlex.split(shown.partition(name)[2].splitlines()[0])
         assert words[words.index(word) + 1] == str(home)
-    exploding = ["task=regression:exploding", "model={at=3}", "optimizer={name='gradient_descent', learning_rate=1.0}"]
+    exploding = [
+        "task=regression:exploding",
+        "model={at=3}",
+        "optimizer={name='gradient_descent', learning_rate=1.0}",
+    ]
     spoiled = run("train", config, *exploding, f"run.directory={tmp_path}/a b", "steps=9")
     assert spoiled.returncode == 1
     assert f"ftrain replay '{tmp_path}/a b'" in spoiled.stderr

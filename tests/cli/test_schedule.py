@@ -21,12 +21,20 @@ def test_the_learning_rate_is_drawn_in_the_terminal_and_as_a_png(tmp_path):
     assert lines[14] == f"written: {picture}"
     with Image.open(picture) as image:
         assert image.format == "PNG"
-        assert len(set(np.asarray(image.convert("RGB")).reshape(-1, 3)[:, 0].tolist())) > 10  # something is drawn
+        assert (
+            len(set(np.asarray(image.convert("RGB")).reshape(-1, 3)[:, 0].tolist())) > 10
+        )  # something is drawn
 
 
 def test_a_terminal_that_knows_only_ascii(tmp_path):
     config = write_config(tmp_path, steps=40, every=10)
-    done = run("schedule", config, "-o", tmp_path / "x.png", env=environment() | {"PYTHONIOENCODING": "ascii"})
+    done = run(
+        "schedule",
+        config,
+        "-o",
+        tmp_path / "x.png",
+        env=environment() | {"PYTHONIOENCODING": "ascii"},
+    )
     assert done.returncode == 0, done.stderr
     assert "*" * 60 in done.stdout
 

@@ -22,7 +22,10 @@ KILLS = 10
 def final_state(config, home, steps):
     job = build(plan(load(config)), directory=home)
     state = CheckpointManager(home / "checkpoints").restore(like=job.initial_state(), step=steps)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(state.replace(rng=jax.random.key_data(state.rng)))]
+    return [
+        np.asarray(leaf)
+        for leaf in jax.tree.leaves(state.replace(rng=jax.random.key_data(state.rng)))
+    ]
 
 
 def wait_for_training(process) -> None:
@@ -54,19 +57,28 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path):
         time.sleep(seed.uniform(0.0, 0.05))  # so that it is sometimes in the middle of a save
         process.kill()
         process.communicate()
-        assert process.returncode == -signal.SIGKILL, f"done after kills at {latest}: give it more steps"
+        assert process.returncode == -signal.SIGKILL, (
+            f"done after kills at {latest}: give it more steps"
+        )
         latest.append(manager.latest() or 0)
     assert latest == sorted(latest)
     assert latest[-1] > 0
 
     last = run("train", config, f"run.directory={killed}")
     assert last.returncode == 0, last.stderr
-    whole, resumed = final_state(config, tmp_path / "whole", steps), final_state(config, killed, steps)
+    whole, resumed = (
+        final_state(config, tmp_path / "whole", steps),
+        final_state(config, killed, steps),
+    )
     for a, b in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(a, b)
 
     def losses(home):
-        return {line["step"]: line["loss"] for line in read_metrics(home / "metrics.jsonl") if "loss" in line}
+        return {
+            line["step"]: line["loss"]
+            for line in read_metrics(home / "metrics.jsonl")
+            if "loss" in line
+        }
 
     assert losses(tmp_path / "whole") == losses(killed)
 
@@ -100,7 +112,9 @@ def test_a_second_signal_stops_at_once(tmp_path):
     process = start("train", config, f"run.directory={home}")
     wait_for_training(process)
     wait_until(lambda: has_metrics(home))
-    process.send_signal(signal.SIGSTOP)  # both signals are waiting when it wakes, so none can come too late
+    process.send_signal(
+        signal.SIGSTOP
+    )  # both signals are waiting when it wakes, so none can come too late
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGCONT)
@@ -112,7 +126,9 @@ def test_a_second_signal_stops_at_once(tmp_path):
 @pytest.mark.campaign
 def test_a_second_signal_does_not_wait_for_the_device(tmp_path):
     config = write_config(tmp_path, steps=1000, every=1000)
-    process = start("train", config, "task=regression:slow", "model={}", f"run.directory={tmp_path / 'run'}")
+    process = start(
+        "train", config, "task=regression:slow", "model={}", f"run.directory={tmp_path / 'run'}"
+    )
     wait_for_training(process)
     time.sleep(3)  # it is compiling or in its first step, which takes many minutes
     process.send_signal(signal.SIGINT)
@@ -138,10 +154,18 @@ def test_a_listener_that_went_away_does_not_cost_the_checkpoint(tmp_path):
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
     """As SIGINT is in the background of a script."""
     config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
-    ignoring = (
-        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    command = [sys.executable, "-c", ignoring, sys.executable, "-m", "ftrain", "train", config, f"run.directory={home}"]
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [
+        sys.executable,
+        "-c",
+        ignoring,
+        sys.executable,
+        "-m",
+        "ftrain",
+        "train",
+        config,
+        f"run.directory={home}",
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = start_process(command, env=environment(), **pipes)
     wait_for_training(process)

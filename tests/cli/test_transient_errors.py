@@ -54,7 +54,15 @@ def trained(tmp_path) -> tuple[Path, Path]:
 
 
 def train(config: Path, run: Path, failures: int, kind: str, *more: str, timeout: float = 30):
-    arguments = [str(run / "checkpoints"), str(failures), kind, "train", str(config), f"run.directory={run}", *more]
+    arguments = [
+        str(run / "checkpoints"),
+        str(failures),
+        kind,
+        "train",
+        str(config),
+        f"run.directory={run}",
+        *more,
+    ]
     return command.run_program(FAILING, *arguments, FTRAIN_IO_TIMEOUT=f"{timeout}")
 
 
@@ -67,7 +75,8 @@ def test_a_listing_that_fails_for_a_while_is_retried(trained):
 
 
 @pytest.mark.parametrize(
-    "kind", ["ESTALE", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("EMFILE", "EIO"))]
+    "kind",
+    ["ESTALE", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("EMFILE", "EIO"))],
 )
 def test_a_listing_that_keeps_failing_is_not_an_empty_directory(trained, kind):
     config, run = trained
@@ -152,7 +161,9 @@ def test_a_process_out_of_file_descriptors_does_not_take_a_directory_for_empty(t
     CheckpointManager(tmp_path).save(600, {"w": jnp.ones(3)})
     ended = command.run_program(HOGGING, tmp_path, FTRAIN_IO_TIMEOUT="0")
     assert ended.stdout.split() == ["raised", f"{errno.EMFILE}"] * 2, ended.stderr
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64  # of this process, nothing was changed
+    assert (
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
+    )  # of this process, nothing was changed
 
 
 EXITS = """
@@ -173,7 +184,9 @@ def _can_trace() -> str | None:
     if shutil.which("strace") is None:
         return "needs strace, which is not installed"
     try:
-        tried = subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True, timeout=20, check=False)
+        tried = subprocess.run(
+            ["strace", "-o", os.devnull, "true"], capture_output=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "strace cannot be started here"
     return None if tried.returncode == 0 else "strace may not trace processes here"
@@ -186,11 +199,31 @@ def test_errors_of_the_system_itself(trained, when, code):
     config, run = trained
     directory = str(run / "checkpoints")
     inject = ["-e", "trace=openat", "-e", f"inject=openat:error=ESTALE:when={when}"]
-    trace = ["strace", "-o", os.devnull, "-P", directory, *inject]  # of the main thread: it counts for each thread
-    arguments = [sys.executable, "-m", "ftrain", "train", str(config), f"run.directory={run}", "steps=12"]
+    trace = [
+        "strace",
+        "-o",
+        os.devnull,
+        "-P",
+        directory,
+        *inject,
+    ]  # of the main thread: it counts for each thread
+    arguments = [
+        sys.executable,
+        "-m",
+        "ftrain",
+        "train",
+        str(config),
+        f"run.directory={run}",
+        "steps=12",
+    ]
     environ = command.environment() | {"FTRAIN_IO_TIMEOUT": "30" if code == 0 else "0.1"}
     ended = subprocess.run(
-        [*trace, *arguments, "--accept-changes"], env=environ, capture_output=True, text=True, timeout=240, check=False
+        [*trace, *arguments, "--accept-changes"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert ended.returncode == code, (ended.stdout, ended.stderr)
     if code == 0:
@@ -218,7 +251,11 @@ def test_a_run_in_the_directory_beside_is_saved_resumed_and_evaluated(tmp_path):
         assert ended.returncode == 0, ended.stderr
         assert said in ended.stdout
     assert CheckpointManager(tmp_path / "beside").steps() == [3, 6]
-    for arguments in (("eval", "../beside"), ("ckpt", "verify", "../beside"), ("ckpt", "show", "../beside/6")):
+    for arguments in (
+        ("eval", "../beside"),
+        ("ckpt", "verify", "../beside"),
+        ("ckpt", "show", "../beside/6"),
+    ):
         ended = command.run(*arguments, cwd=tmp_path / "work")
         assert ended.returncode == 0, ended.stderr
 

@@ -41,7 +41,9 @@ for step in range(100):
             DEED
             os._exit(75)
 """
-STAY = "signal.signal(signal.SIGABRT, signal.SIG_IGN); print('staying', flush=True); time.sleep(600)"
+STAY = (
+    "signal.signal(signal.SIGABRT, signal.SIG_IGN); print('staying', flush=True); time.sleep(600)"
+)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.campaign)])
@@ -51,7 +53,9 @@ def test_a_run_that_resumes_bit_for_bit_is_proven_to(tmp_path, kills):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same, bit for bit" in done.stdout
     assert f"after {kills} kills" in done.stdout
-    rows = re.findall(r"^ +(\d+) +(\d+) +([\d,]+) +(\d+)  (inside|between|no)", done.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^ +(\d+) +(\d+) +([\d,]+) +(\d+)  (inside|between|no)", done.stdout, re.MULTILINE
+    )
     assert len(rows) == kills + 1
     assert rows[-1][4] == "no"
     assert any(int(row[1]) > 0 for row in rows), "some run was resumed from a checkpoint"
@@ -92,7 +96,9 @@ def test_too_few_steps_for_the_kills_is_said(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     with pytest.raises(typer.Exit) as ended:
-        verify_resume(write_config(tmp_path, steps=2, every=1), kills=3, directory=tmp_path / "runs")
+        verify_resume(
+            write_config(tmp_path, steps=2, every=1), kills=3, directory=tmp_path / "runs"
+        )
     assert ended.value.exit_code == 1
     assert "it ended after 0 of 3 kills, and 0 runs were resumed" in capsys.readouterr().out
     for number, handler in handlers.items():
@@ -109,14 +115,29 @@ def test_a_config_that_cannot_be_trained_is_a_mistake(tmp_path):
 @pytest.mark.campaign
 def test_processes_that_train_together_are_killed_one_by_one(tmp_path):
     config = write_config(tmp_path, steps=200, every=10)
-    done = run("verify-resume", config, "--processes", "2", "--kills", "2", "--directory", tmp_path / "proof")
+    done = run(
+        "verify-resume",
+        config,
+        "--processes",
+        "2",
+        "--kills",
+        "2",
+        "--directory",
+        tmp_path / "proof",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same, bit for bit" in done.stdout
-    rows = re.findall(r"^ +\d+ +(\d+) +\d+ +\d+  (?:process (\d) (?:inside|between)|no)", done.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^ +\d+ +(\d+) +\d+ +\d+  (?:process (\d) (?:inside|between)|no)",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert len(rows) == 3
     assert {rank for _, rank in rows[:-1]} == {"0", "1"}, "each of them was killed"
     assert int(rows[-1][0]) > 0, "the last one was resumed from a checkpoint"
-    assert "2 device(s) of 2 processes" in (tmp_path / "proof" / "straight" / "output.txt").read_text()
+    assert (
+        "2 device(s) of 2 processes" in (tmp_path / "proof" / "straight" / "output.txt").read_text()
+    )
 
 
 @pytest.mark.campaign
@@ -135,20 +156,32 @@ def test_processes_that_train_together_end_when_the_command_is_killed(tmp_path):
 def test_a_process_that_outlives_the_others_is_ended_and_named(tmp_path, pretend):
     out, _ = pretend(deed=STAY, patience=0.3)
     rank = int(re.findall(r"process (\d) inside of a save$", out, re.MULTILINE)[0])
-    assert f"HANGING: process {1 - rank} did not end by itself within 0.3 s after process {rank} was killed" in out
+    assert (
+        f"HANGING: process {1 - rank} did not end by itself within 0.3 s after process {rank} was killed"
+        in out
+    )
     assert f"both runs are kept in {tmp_path / 'proof'}" in out
     assert "staying" in (tmp_path / "proof" / "killed" / "output.txt").read_text()
 
 
 def test_a_process_that_ends_for_a_reason_of_its_own_is_named(pretend):
-    out, _ = pretend(first="if (home / 'ledger.jsonl').exists(): sys.exit('once is enough')", deed="os._exit(9)")
-    assert re.search(r"process (0|1) inside of a save; process (?!\1)\d ended with exit code 9$", out, re.MULTILINE)
+    out, _ = pretend(
+        first="if (home / 'ledger.jsonl').exists(): sys.exit('once is enough')", deed="os._exit(9)"
+    )
+    assert re.search(
+        r"process (0|1) inside of a save; process (?!\1)\d ended with exit code 9$",
+        out,
+        re.MULTILINE,
+    )
 
 
 def test_of_several_processes_the_one_that_failed_is_named(pretend):
     out, err = pretend(first="if index == 1: sys.exit('no data')", patience=0.3)
     assert "straight through" not in out
-    assert "training failed on several processes; process 1 failed before its first step with exit code 1; " in err
+    assert (
+        "training failed on several processes; process 1 failed before its first step with exit code 1; "
+        in err
+    )
     assert "; process 0 did not end by itself:" in err
     assert "[1] no data" in err
 
@@ -173,7 +206,9 @@ def test_of_a_group_that_is_left_by_an_exception_nobody_stays(tmp_path):
 
 
 def test_who_has_ended_before_was_not_killed(tmp_path):
-    program = "import json, os, sys; sys.exit(json.loads(os.environ['FTRAIN_CLUSTER'])['task']['index'])"
+    program = (
+        "import json, os, sys; sys.exit(json.loads(os.environ['FTRAIN_CLUSTER'])['task']['index'])"
+    )
     with open_group([sys.executable, "-c", program], 3, tmp_path / "output.txt") as group:
         assert group.wait(60) == []
         assert [group.kill_one(rank) for rank in range(3)] == [False] * 3
@@ -186,10 +221,14 @@ def pretend(tmp_path, monkeypatch, capsys):
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
 
-    def verify(*, first: str = "pass", deed: str = "pass", patience: float = 60.0) -> tuple[str, str]:
+    def verify(
+        *, first: str = "pass", deed: str = "pass", patience: float = 60.0
+    ) -> tuple[str, str]:
         program = tmp_path / "pretender.py"
         program.write_text(PRETENDER.replace("FIRST", first).replace("DEED", deed))
-        monkeypatch.setattr(killing, "train_command", lambda *given: [sys.executable, str(program), str(given[-1])])
+        monkeypatch.setattr(
+            killing, "train_command", lambda *given: [sys.executable, str(program), str(given[-1])]
+        )
         monkeypatch.setattr(killing, "PATIENCE", patience)
         config = write_config(tmp_path, steps=100, every=10)
         with pytest.raises(typer.Exit) as ended:
@@ -205,6 +244,8 @@ def pretend(tmp_path, monkeypatch, capsys):
 
 def processes_of(home: Path) -> list[str]:
     """The command lines of those that have a directory in it, but for this process."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
+    ).stdout
     lines = [line.split(maxsplit=1) for line in listed.splitlines()]
     return [line[-1] for line in lines if str(home) in line[-1] and int(line[0]) != os.getpid()]

@@ -16,7 +16,15 @@ def main() -> None:
             return loss * jnp.float32(1 + company.index), metrics
 
         optimizer = ftrain.optimizers.gradient_descent(0.1)
-        ftrain.train(loss_fn, regression.init_params(), data, optimizer=optimizer, steps=5, mesh=mesh, company=company)
+        ftrain.train(
+            loss_fn,
+            regression.init_params(),
+            data,
+            optimizer=optimizer,
+            steps=5,
+            mesh=mesh,
+            company=company,
+        )
 
 
 if __name__ == "__main__":

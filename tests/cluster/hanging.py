@@ -18,7 +18,9 @@ def main() -> None:
     optimizer = ftrain.optimizers.gradient_descent(0.1)
     state = ftrain.TrainState.create(regression.init_params(), optimizer)
     data = ftrain.data.Pipeline(ftrain.data.ArraySource(regression.make_arrays()), batch_size=8)
-    with ftrain.training.Loop(ftrain.make_step(regression.loss_fn, optimizer), state, data, hooks=[Hanging()]) as loop:
+    with ftrain.training.Loop(
+        ftrain.make_step(regression.loss_fn, optimizer), state, data, hooks=[Hanging()]
+    ) as loop:
         while not loop.should_stop():
             loop.step()
 

@@ -26,11 +26,20 @@ def main(directory: str, *counts: str) -> None:
         step = ftrain.make_step(regression.loss_fn, optimizer)
         data = batches(company.index, int(counts[company.index]))
         if len(counts) > company.count:
-            data = ftrain.data.Pipeline(ftrain.data.ArraySource(regression.make_arrays()), batch_size=8)
-        with ftrain.Run(step, state, data, directory=directory, mesh=make_mesh(), company=company) as run:
+            data = ftrain.data.Pipeline(
+                ftrain.data.ArraySource(regression.make_arrays()), batch_size=8
+            )
+        with ftrain.Run(
+            step, state, data, directory=directory, mesh=make_mesh(), company=company
+        ) as run:
             while not run.should_stop():
                 run.advance()
-        print(run.steps_taken, run.stop_reason, np.asarray(jax.device_get(run.state.params["w"])).tolist(), flush=True)
+        print(
+            run.steps_taken,
+            run.stop_reason,
+            np.asarray(jax.device_get(run.state.params["w"])).tolist(),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -22,11 +22,21 @@ LIMIT = 150.0  # seconds; a test that needs them has failed
 class Launched:
     """`ftrain launch` of a regression in a directory, the processes of which can be found."""
 
-    def __init__(self, home: Path, count: int, *arguments: str, steps: int = 60, every: int = 20, options=()):
+    def __init__(
+        self, home: Path, count: int, *arguments: str, steps: int = 60, every: int = 20, options=()
+    ):
         home.mkdir(parents=True, exist_ok=True)
         self.run = home / "run"
         config = write_config(home, steps=steps, every=every)
-        command = ["launch", "-n", str(count), *options, str(config), f"run.directory={self.run}", *arguments]
+        command = [
+            "launch",
+            "-n",
+            str(count),
+            *options,
+            str(config),
+            f"run.directory={self.run}",
+            *arguments,
+        ]
         self.process = _start(*command)
 
     def __enter__(self) -> "Launched":
@@ -77,7 +87,9 @@ def launch(home: Path, count: int, *arguments: str, **options) -> tuple[int, str
         return job.end()
 
 
-def run_group(config: Path, count: int, *arguments: str, own: dict[int, list[str]] | None = None, missing=()):
+def run_group(
+    config: Path, count: int, *arguments: str, own: dict[int, list[str]] | None = None, missing=()
+):
     """`ftrain train` as so many processes without a supervisor; for each its exit code and what it printed."""
     addresses = free_addresses(count)
     processes = []
@@ -91,7 +103,9 @@ def run_group(config: Path, count: int, *arguments: str, own: dict[int, list[str
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, out, err) for process, (out, err) in zip(processes, told, strict=True)]
+    return [
+        (process.returncode, out, err) for process, (out, err) in zip(processes, told, strict=True)
+    ]
 
 
 def metrics_of(run: Path) -> list[dict[str, float]]:

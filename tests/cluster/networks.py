@@ -60,13 +60,25 @@ class Network:
         for space in (self._switch, *map(self._space, self.names)):
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
 
-    def start(self, host: str, *words: str, hidden: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    def start(
+        self, host: str, *words: str, hidden: Path | None = None, **variables: str
+    ) -> subprocess.Popen[str]:
         """`ftrain` with these words on a host; `hidden` is a directory that is another one there."""
-        enter = ["nsenter", f"--net=/var/run/netns/{self._space(host)}", "unshare", "--uts", "--mount"]
+        enter = [
+            "nsenter",
+            f"--net=/var/run/netns/{self._space(host)}",
+            "unshare",
+            "--uts",
+            "--mount",
+        ]
         shell = ["bash", "-ec", _ENTER, "bash", host, f"{self._file(host)}", f"{hidden or ''}"]
         command = [*enter, *shell, sys.executable, "-m", "ftrain", *words]
         process = subprocess.Popen(
-            command, env=environment() | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=environment() | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.started.append(process)
         return process
@@ -92,7 +104,20 @@ class Network:
             space, port = self._space(name), self._port(name)
             _ip("netns", "add", space)
             _ip("-n", space, "link", "set", "lo", "up")
-            _ip("link", "add", port, "netns", self._switch, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip(
+                "link",
+                "add",
+                port,
+                "netns",
+                self._switch,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                space,
+            )
             _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
             _ip("-n", space, "addr", "add", f"10.77.0.{11 + number}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
@@ -111,7 +136,9 @@ class Network:
 
 
 def describe(addresses: list[str], index: int) -> str:
-    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+    return json.dumps(
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    )
 
 
 def wait_until(condition, limit: float, processes: list[subprocess.Popen[str]]) -> None:

@@ -36,9 +36,16 @@ def main() -> None:
         state = ftrain.TrainState.create(regression.init_params(), optimizer)
         for number, last in enumerate((25, 40, 40)):
             stop, interrupting = StopWhen("score", patience=3), Interrupting()
-            hooks = [CheckpointSaver(directory), Publishing(), stop, Logging(write=lambda line: None)]
+            hooks = [
+                CheckpointSaver(directory),
+                Publishing(),
+                stop,
+                Logging(write=lambda line: None),
+            ]
             hooks += [interrupting] if number == 0 else []
-            with ftrain.training.Loop(step, state, data, mesh=mesh, company=company, hooks=hooks) as loop:
+            with ftrain.training.Loop(
+                step, state, data, mesh=mesh, company=company, hooks=hooks
+            ) as loop:
                 interrupting.loop = loop
                 while not loop.should_stop():
                     loop.advance()

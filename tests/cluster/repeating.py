@@ -14,7 +14,9 @@ def main() -> None:
         state = ftrain.TrainState.create(regression.init_params(), optimizer)
         for number in range(6):
             hooks = [ftrain.hooks.StopAtStep(2 + number % 3)]
-            with ftrain.training.Loop(step, state, data, mesh=mesh, company=company, hooks=hooks) as loop:
+            with ftrain.training.Loop(
+                step, state, data, mesh=mesh, company=company, hooks=hooks
+            ) as loop:
                 while not loop.should_stop():
                     loop.advance()
             assert loop.steps_taken == 2 + number % 3, (number, loop.steps_taken, loop.stop_reason)

@@ -6,7 +6,12 @@ import json
 import pytest
 from references import cases
 
-from ftrain.cluster.placement import Operation, greedy_by_bytes, loads_in_bytes, replica_device_setter
+from ftrain.cluster.placement import (
+    Operation,
+    greedy_by_bytes,
+    loads_in_bytes,
+    replica_device_setter,
+)
 from ftrain.cluster.spec import ClusterSpec
 
 pytestmark = pytest.mark.reference
@@ -25,7 +30,11 @@ DELIBERATE = (  # how the reference's own messages begin; others are Python's or
 
 
 def name_of(case):
-    return f"{case['note'][:40]}, {case['arguments']}, {case['use_resource']}" if "arguments" in case else case["note"]
+    return (
+        f"{case['note'][:40]}, {case['arguments']}, {case['use_resource']}"
+        if "arguments" in case
+        else case["note"]
+    )
 
 
 def argument_of(case):
@@ -75,7 +84,10 @@ def test_a_spec_answers_the_same(case):
         for index, answer in detail["task_address"].items():
             check(outcome(spec.task_address, job, int(index)), answer)
     for method, answer in wanted["unknown_job"].items():
-        check(outcome(getattr(spec, method), "nobody", *([0] if method == "task_address" else [])), answer)
+        check(
+            outcome(getattr(spec, method), "nobody", *([0] if method == "task_address" else [])),
+            answer,
+        )
 
 
 @pytest.mark.parametrize("case", [case for case in SPECS if "value" in case], ids=name_of)
@@ -96,7 +108,10 @@ def test_a_spec_is_equal_to_the_same(case):
 
 def variables_of(case) -> list[Operation]:
     kind = "VarHandleOp" if case["use_resource"] else "VariableV2"
-    return [Operation(kind, tuple(v["shape"]), v["dtype"], v.get("device", "")) for v in case["variables"]]
+    return [
+        Operation(kind, tuple(v["shape"]), v["dtype"], v.get("device", ""))
+        for v in case["variables"]
+    ]
 
 
 def placements(case, **more):
@@ -106,10 +121,15 @@ def placements(case, **more):
         return {"setter": None}
     # The reference makes the first value of a variable before the variable, and two operations after all of them.
     variables = variables_of(case)
-    graph = [op for variable in variables for op in (Operation("Const", device=variable.device), variable)]
+    graph = [
+        op
+        for variable in variables
+        for op in (Operation("Const", device=variable.device), variable)
+    ]
     *placed, constant, add = place([*graph, Operation("Const"), Operation("AddV2")])
     named = [
-        {"variable": f"v{i}", "device": device, "initializer_device": device} for i, device in enumerate(placed[1::2])
+        {"variable": f"v{i}", "device": device, "initializer_device": device}
+        for i, device in enumerate(placed[1::2])
     ]
     return {"variables": named, "constant": constant, "add": add}
 
@@ -119,7 +139,9 @@ def test_variables_are_placed_the_same(case):
     check(outcome(placements, case), case["result"])
 
 
-@pytest.mark.parametrize("case", [case for case in PLACEMENTS if "cluster" in case["arguments"]], ids=name_of)
+@pytest.mark.parametrize(
+    "case", [case for case in PLACEMENTS if "cluster" in case["arguments"]], ids=name_of
+)
 def test_a_cluster_may_be_a_spec(case):
     given = case["arguments"] | {"cluster": ClusterSpec(case["arguments"]["cluster"])}
     check(outcome(placements, case | {"arguments": given}), case["result"])

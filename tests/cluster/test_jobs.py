@@ -47,12 +47,19 @@ def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
 
 @pytest.mark.campaign
 def test_a_job_that_is_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_path):
-    arguments = ["steps=500", "data.batch_size=12", "checkpoint.every_steps=10", "evaluation.every_steps=1000", *LOGGED]
+    arguments = [
+        "steps=500",
+        "data.batch_size=12",
+        "checkpoint.every_steps=10",
+        "evaluation.every_steps=1000",
+        *LOGGED,
+    ]
     code, out, err = launch(tmp_path / "straight", 3, *arguments)
     assert code == 0, out + err
     with Launched(tmp_path / "killed", 3, *arguments, options=["--max-restarts", "20"]) as job:
         inside = sum(
-            kill_one(job, rank=kill % 3, moment=MOMENTS[(kill + kill // 3) % 3], seed=kill) for kill in range(10)
+            kill_one(job, rank=kill % 3, moment=MOMENTS[(kill + kill // 3) % 3], seed=kill)
+            for kill in range(10)
         )
         code, out, err = job.end()
     assert code == 0, out + err
@@ -66,7 +73,9 @@ def test_a_process_that_is_stopped_and_one_that_hangs_are_found(tmp_path):
     options = ["--hang-timeout", "6", "--inject", "freeze rank=1 step=25; hang rank=0 step=45"]
     code, out, err = launch(tmp_path, 2, options=options)
     assert code == 0, out + err
-    frozen, hanging = re.findall(r"^launch: process (\d) hung (.*); restart \d of 10", out, re.MULTILINE)
+    frozen, hanging = re.findall(
+        r"^launch: process (\d) hung (.*); restart \d of 10", out, re.MULTILINE
+    )
     assert frozen[0] == "1"
     assert "it is stopped by a signal" in frozen[1]
     assert hanging[0] == "0"
@@ -147,7 +156,9 @@ def test_an_exception_on_one_process_ends_all_and_is_tried_once_more(tmp_path):
 
 @pytest.mark.campaign
 def test_a_disk_that_is_full_ends_the_job_and_what_was_saved_stays(tmp_path):
-    code, out, err = launch(tmp_path, 2, options=["--max-restarts", "0", "--inject", "full_disk step=55"])
+    code, out, err = launch(
+        tmp_path, 2, options=["--max-restarts", "0", "--inject", "full_disk step=55"]
+    )
     assert code == 1, out + err
     assert "File too large" in out + err
     assert 20 in CheckpointManager(tmp_path / "run" / "checkpoints").steps()
@@ -157,7 +168,11 @@ def test_a_disk_that_is_full_ends_the_job_and_what_was_saved_stays(tmp_path):
 @pytest.mark.campaign
 def test_saving_by_the_clock_is_agreed_on(tmp_path):
     config = write_config(tmp_path, steps=3000, every=1000)
-    config.write_text(config.read_text().replace("[checkpoint]\nevery_steps = 1000", "[checkpoint]\nevery_secs = 0.5"))
+    config.write_text(
+        config.read_text().replace(
+            "[checkpoint]\nevery_steps = 1000", "[checkpoint]\nevery_secs = 0.5"
+        )
+    )
     told = run_group(config, 2, f"run.directory={tmp_path / 'run'}", "checkpoint.keep=100")
     assert [code for code, _, _ in told] == [0, 0], told
     steps = CheckpointManager(tmp_path / "run" / "checkpoints").steps()
@@ -166,23 +181,33 @@ def test_saving_by_the_clock_is_agreed_on(tmp_path):
     assert (tmp_path / "run" / "logs" / "process_1.log").read_text()
 
 
-@pytest.mark.parametrize("parallel", ["shard_map", pytest.param("pmap", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    "parallel", ["shard_map", pytest.param("pmap", marks=pytest.mark.campaign)]
+)
 def test_every_way_to_spread_a_step_gives_the_same_numbers(tmp_path, parallel):
     config = write_config(tmp_path, steps=30, every=30)
     found = {}
     for way in ("jit", parallel):
         run = tmp_path / way
-        told = run_group(config, 2, "model.noise=0", f"step.parallel={way}", f"run.directory={run}", *LOGGED)
+        told = run_group(
+            config, 2, "model.noise=0", f"step.parallel={way}", f"run.directory={run}", *LOGGED
+        )
         assert [code for code, _, _ in told] == [0, 0], told
         found[way] = losses(run)
     assert list(found["jit"]) == list(found[parallel])
-    np.testing.assert_allclose(list(found["jit"].values()), list(found[parallel].values()), rtol=1e-6)
+    np.testing.assert_allclose(
+        list(found["jit"].values()), list(found[parallel].values()), rtol=1e-6
+    )
 
 
 @pytest.mark.campaign
 def test_a_late_process_is_left_out(tmp_path):
     arguments = ["step.parallel=shard_map", "sync_replicas.replicas_to_aggregate=1", *LOGGED]
-    arguments += ["sync_replicas.straggler_timeout=0.3", "sync_replicas.total_num_replicas=2", "summary.every_steps=1"]
+    arguments += [
+        "sync_replicas.straggler_timeout=0.3",
+        "sync_replicas.total_num_replicas=2",
+        "summary.every_steps=1",
+    ]
     late = ["--inject", "slow_data rank=1 step=350 secs=6"]  # far ahead, because much is read ahead
     code, out, err = launch(tmp_path, 2, *arguments, "steps=600", every=600, options=late)
     assert code == 0, out + err
@@ -193,7 +218,12 @@ def test_a_late_process_is_left_out(tmp_path):
 
 @pytest.mark.campaign
 def test_a_state_in_parts_is_resumed_whole_and_evaluated_anywhere(tmp_path):
-    arguments = ["mesh.fsdp=2", "sharding.least=1", "sharding.rules=[{leaf='w', axes=['']}]", "model.noise=0"]
+    arguments = [
+        "mesh.fsdp=2",
+        "sharding.least=1",
+        "sharding.rules=[{leaf='w', axes=['']}]",
+        "model.noise=0",
+    ]
     code, out, err = launch(tmp_path / "parts", 2, *arguments)
     assert code == 0, out + err
     done = run("eval", tmp_path / "parts" / "run")
@@ -220,6 +250,9 @@ def test_a_signal_while_the_processes_meet_is_not_lost(tmp_path):
 def test_fewer_processes_after_a_failure_are_checked_before_the_first_step(tmp_path):
     code, out, err = launch(tmp_path, 4, options=["--processes-after-failure", "3"])
     assert code == 2, out + err
-    assert "--processes-after-failure 3: a restart with 3 processes of 1 device(s) would fail: batch_size 8" in err
+    assert (
+        "--processes-after-failure 3: a restart with 3 processes of 1 device(s) would fail: batch_size 8"
+        in err
+    )
     assert "restart 1" not in out
     assert not metrics_of(tmp_path / "run")

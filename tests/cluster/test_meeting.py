@@ -40,10 +40,15 @@ def meeting():
 def test_all_bring_something(meeting):
     lines = [meeting(index) for index in (2, 0, 1)]
     with ThreadPoolExecutor(3) as threads:
-        told = list(threads.map(lambda pair: pair[1].gather("a name", pair[0] * 10, 5.0), enumerate(lines)))
+        told = list(
+            threads.map(lambda pair: pair[1].gather("a name", pair[0] * 10, 5.0), enumerate(lines))
+        )
     assert told == [[10, 20, 0]] * 3
     with ThreadPoolExecutor(3) as threads:  # the same name again
-        assert list(threads.map(lambda line: line.gather("a name", None, 5.0), lines)) == [[None] * 3] * 3
+        assert (
+            list(threads.map(lambda line: line.gather("a name", None, 5.0), lines))
+            == [[None] * 3] * 3
+        )
 
 
 def test_who_does_not_come_is_named(meeting):
@@ -114,7 +119,10 @@ def test_until_all_have_met_another_may_come_for_one_that_is_gone(meeting):
     early._socket.shutdown(socket.SHUT_RDWR)
     lines = [meeting(0), meeting(1), meeting(2)]
     with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(lambda line: line.gather("the start", 5, 5.0), lines)) == [[5, 5, 5]] * 3
+        assert (
+            list(threads.map(lambda line: line.gather("the start", 5, 5.0), lines))
+            == [[5, 5, 5]] * 3
+        )
 
 
 def test_one_that_gives_up_before_all_have_met_is_not_counted(meeting):
@@ -162,7 +170,8 @@ def test_who_comes_again_is_let_in_by_the_next_job():
 
 
 @pytest.mark.parametrize(
-    "nonsense", [b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"hello": "x", "count": 3}\n', b"\xff\xfe\n", b"[1]\n"]
+    "nonsense",
+    [b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"hello": "x", "count": 3}\n', b"\xff\xfe\n", b"[1]\n"],
 )
 def test_strangers_do_no_harm(meeting, nonsense):
     line = meeting(0)
@@ -172,7 +181,10 @@ def test_strangers_do_no_harm(meeting, nonsense):
         assert b"welcome" not in stranger.recv(100)
     others = [meeting(1), meeting(2)]
     with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(lambda each: each.gather("x", 1, 5.0), [line, *others])) == [[1, 1, 1]] * 3
+        assert (
+            list(threads.map(lambda each: each.gather("x", 1, 5.0), [line, *others]))
+            == [[1, 1, 1]] * 3
+        )
 
 
 def test_a_lost_chief_ends_a_wait():
@@ -180,7 +192,9 @@ def test_a_lost_chief_ends_a_wait():
     switchboard = Switchboard(address, 2, TOKEN)
     line = Line(address, 1, 2, 5.0, lambda message: None, TOKEN)
     threading.Timer(0.2, switchboard.close).start()
-    with pytest.raises(PeerLostError, match="process 0 is gone, while it was waited for at: a name"):
+    with pytest.raises(
+        PeerLostError, match="process 0 is gone, while it was waited for at: a name"
+    ):
         line.gather("a name", None, 20.0)
     line.hang_up()
 
@@ -191,21 +205,28 @@ def test_a_port_in_use():
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         spec = ClusterSpec({"worker": [address, "127.0.0.1:1"]})
-        with pytest.raises(ClusterError, match=f"cannot listen at {address}.*in use.*choose another port"):
+        with pytest.raises(
+            ClusterError, match=f"cannot listen at {address}.*in use.*choose another port"
+        ):
             connect(spec, "worker", 0, limit=2)
 
 
 def test_no_coordinator_and_a_missing_process():
     addresses = free_addresses(2)
     spec = ClusterSpec({"worker": addresses})
-    with pytest.raises(ClusterError, match=f"process 1 found no process 0 at {addresses[0]} within 0.5 s"):
+    with pytest.raises(
+        ClusterError, match=f"process 1 found no process 0 at {addresses[0]} within 0.5 s"
+    ):
         connect(spec, "worker", 1, limit=0.5)
     with pytest.raises(ClusterError, match="at: the start of the job; missing: process 1"):
         connect(spec, "worker", 0, limit=0.5)
 
 
 def test_a_task_that_is_not_there_and_an_address_twice():
-    with pytest.raises(ValueError, match="worker:2 is not a process that trains in this cluster; there are worker:0"):
+    with pytest.raises(
+        ValueError,
+        match="worker:2 is not a process that trains in this cluster; there are worker:0",
+    ):
         connect(ClusterSpec({"worker": ["a:1", "b:1"]}), "worker", 2)
     with pytest.raises(ValueError, match="a:1"):
         connect(ClusterSpec({"worker": ["a:1", "a:1"]}), "worker", 0)
@@ -224,7 +245,8 @@ def test_alone():
 def test_facts_that_differ_are_named():
     check_facts([{"a": 1}, {"a": 1}])
     with pytest.raises(
-        ClusterError, match=r"(?s)the processes differ:.*b is 3 at process 2, 2 at process 0.*c is 1 at"
+        ClusterError,
+        match=r"(?s)the processes differ:.*b is 3 at process 2, 2 at process 0.*c is 1 at",
     ):
         check_facts([{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 1}])
 

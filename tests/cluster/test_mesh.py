@@ -17,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ftrain.cluster.mesh import AXES, BATCH_AXES, batch_shard, check_processes, make_mesh, sizes, split_batch
+from ftrain.cluster.mesh import (
+    AXES,
+    BATCH_AXES,
+    batch_shard,
+    check_processes,
+    make_mesh,
+    sizes,
+    split_batch,
+)
 
 SIZE = st.sampled_from([-1, 1, 2, 3, 4, 5, 6, 8, 12, 16])
 
@@ -33,15 +41,28 @@ def test_all_devices_or_as_many_as_asked_for():
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("size", [0, -2, 99])
 def test_a_size_that_cannot_be_says_how_many_devices_there_are(axis, size):
-    with pytest.raises(ValueError, match=rf"^{axis} must be -1 or between 1 and the 4 devices there are, got {size}$"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^{axis} must be -1 or between 1 and the 4 devices there are, got {size}$",
+    ):
         make_mesh(**{axis: size})
 
 
 @pytest.mark.parametrize(
     ("asked", "devices", "options", "message"),
     [
-        ((-1, 3, 1), 4, {}, "fsdp must be 1, 2 or 4, got 3; with data=-1, model=1 the mesh has to fill the 4 devices"),
-        ((-1, 2, 3), 8, {}, "model must be 1, 2 or 4, got 3; with data=-1, fsdp=2 the mesh has to fill the 8 devices"),
+        (
+            (-1, 3, 1),
+            4,
+            {},
+            "fsdp must be 1, 2 or 4, got 3; with data=-1, model=1 the mesh has to fill the 4 devices",
+        ),
+        (
+            (-1, 2, 3),
+            8,
+            {},
+            "model must be 1, 2 or 4, got 3; with data=-1, fsdp=2 the mesh has to fill the 8 devices",
+        ),
         ((-1, 3, 5), 8, {}, "fsdp=3 x model=5 must divide the 8 devices there are"),
         (
             (4, 2, 1),
@@ -56,7 +77,12 @@ def test_a_size_that_cannot_be_says_how_many_devices_there_are(axis, size):
             {"fill": True},
             "data must be 16 or -1, got 8; with fsdp=4, model=1 the mesh has to fill",
         ),
-        ((-1, -1, 1), 4, {}, "only one axis of a mesh can be -1, what the others leave; got data=-1, fsdp=-1"),
+        (
+            (-1, -1, 1),
+            4,
+            {},
+            "only one axis of a mesh can be -1, what the others leave; got data=-1, fsdp=-1",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_name_those_that_would(asked, devices, options, message):
@@ -102,10 +128,13 @@ def test_a_batch_must_share_evenly():
     assert split_batch(12, make_mesh(2, model=2)) == 6
     assert split_batch(128, {"data": 16, "fsdp": 4, "model": 8}) == 2
     with pytest.raises(
-        ValueError, match=r"batch_size 14 does not divide over the 4 devices of the mesh; use 12 or 16$"
+        ValueError,
+        match=r"batch_size 14 does not divide over the 4 devices of the mesh; use 12 or 16$",
     ):
         split_batch(14, make_mesh(4))
-    with pytest.raises(ValueError, match=r"over the 64 devices of the mesh along data and fsdp; use 64$"):
+    with pytest.raises(
+        ValueError, match=r"over the 64 devices of the mesh along data and fsdp; use 64$"
+    ):
         split_batch(14, {"data": 16, "fsdp": 4, "model": 8})
 
 
@@ -116,7 +145,9 @@ def test_a_mesh_of_the_users_own_has_shards_too():
 
 
 def test_a_topology_that_jax_has_no_layout_for_still_makes_a_mesh(monkeypatch):
-    monkeypatch.setattr(jax, "make_mesh", mock.Mock(side_effect=NotImplementedError("no assignment for this torus")))
+    monkeypatch.setattr(
+        jax, "make_mesh", mock.Mock(side_effect=NotImplementedError("no assignment for this torus"))
+    )
     mesh = make_mesh(2, 2)
     assert mesh.shape == {"data": 2, "fsdp": 2, "model": 1}
     assert mesh.axis_types == (AxisType.Auto,) * 3
@@ -125,7 +156,9 @@ def test_a_topology_that_jax_has_no_layout_for_still_makes_a_mesh(monkeypatch):
 
 def pretend_mesh(owners, shape) -> SimpleNamespace:
     devices = np.array([SimpleNamespace(process_index=owner) for owner in owners]).reshape(shape)
-    return SimpleNamespace(axis_names=AXES, devices=devices, shape=dict(zip(AXES, shape, strict=True)))
+    return SimpleNamespace(
+        axis_names=AXES, devices=devices, shape=dict(zip(AXES, shape, strict=True))
+    )
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
@@ -153,7 +186,10 @@ def test_the_slices_of_processes_are_the_parts_that_their_devices_hold(processes
 @pytest.mark.parametrize(
     ("owners", "told"),
     [
-        ([0, 1, 0, 1], "of its 4 parts with data=4, fsdp=1, model=1 fall 0 and 2 to process 0, 1 and 3 to process 1;"),
+        (
+            [0, 1, 0, 1],
+            "of its 4 parts with data=4, fsdp=1, model=1 fall 0 and 2 to process 0, 1 and 3 to process 1;",
+        ),
         ([0, 1, 1, 1], "fall 0 to process 0, 1, 2 and 3 to process 1;"),
         ([0, 1, 1, 0], "fall 0 and 3 to process 0, 1 and 2 to process 1;"),
     ],
@@ -168,7 +204,10 @@ def test_every_process_refuses_parts_that_are_no_slices(owners, told):
 
 
 def test_a_process_without_a_device_in_the_mesh_is_told():
-    with pytest.raises(ValueError, match=r"process 0 has no device in the mesh, whose devices are of process 1 and 2$"):
+    with pytest.raises(
+        ValueError,
+        match=r"process 0 has no device in the mesh, whose devices are of process 1 and 2$",
+    ):
         batch_shard(pretend_mesh([1, 2], (2, 1, 1)))
 
 
@@ -178,7 +217,12 @@ def test_two_processes_hold_the_slices_that_they_load():
         port = free.getsockname()[1]
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     command = [sys.executable, __file__, str(port)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    options = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": environment,
+    }
     processes = [subprocess.Popen([*command, str(rank)], **options) for rank in range(2)]
     try:
         outputs = [process.communicate(timeout=120) for process in processes]
@@ -188,8 +232,15 @@ def test_two_processes_hold_the_slices_that_they_load():
     assert [process.returncode for process in processes] == [0, 0], outputs
     for rank, (out, _) in enumerate(outputs):
         told = json.loads(out.splitlines()[-1])
-        assert told["too few"].startswith("data must be 4 or -1, got 2; with fsdp=1, model=1 the mesh has to fill")
-        assert told["shards"] == {"4,1,1": [rank, 2], "2,1,2": [rank, 2], "1,4,1": [rank, 2], "1,1,4": [0, 1]}
+        assert told["too few"].startswith(
+            "data must be 4 or -1, got 2; with fsdp=1, model=1 the mesh has to fill"
+        )
+        assert told["shards"] == {
+            "4,1,1": [rank, 2],
+            "2,1,2": [rank, 2],
+            "1,4,1": [rank, 2],
+            "1,1,4": [0, 1],
+        }
         assert told["interleaved"] == told["refused"] == [rank, 2]
 
 
@@ -197,7 +248,9 @@ def load_and_compare(mesh: Mesh) -> tuple[int, int]:
     """The shard of this process, after a batch loaded by it was found on the devices as it should be."""
     batch, (index, count) = np.arange(8), batch_shard(mesh)
     own = np.split(batch, count)[index]
-    array = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(BATCH_AXES)), own, (8,))
+    array = jax.make_array_from_process_local_data(
+        NamedSharding(mesh, PartitionSpec(BATCH_AXES)), own, (8,)
+    )
     for shard in array.addressable_shards:
         np.testing.assert_array_equal(shard.data, batch[shard.index])
     return index, count
@@ -205,7 +258,9 @@ def load_and_compare(mesh: Mesh) -> tuple[int, int]:
 
 def as_process(port: str, rank: str) -> None:
     address = f"127.0.0.1:{port}"
-    jax.distributed.initialize(address, 2, int(rank), coordinator_bind_address=address, initialization_timeout=60)
+    jax.distributed.initialize(
+        address, 2, int(rank), coordinator_bind_address=address, initialization_timeout=60
+    )
     told = {"shards": {}}
     for shape in ((4, 1, 1), (2, 1, 2), (1, 4, 1), (1, 1, 4)):
         told["shards"][",".join(map(str, shape))] = load_and_compare(make_mesh(*shape))
@@ -233,5 +288,7 @@ def test_processes_that_need_not_be_there():
         check_processes(3, 1, batch_size=8)
     with pytest.raises(ValueError, match="data must be 3 or -1, got 2"):
         check_processes(3, 1, batch_size=12, data=2)
-    with pytest.raises(ValueError, match=r"each process must hold one slice .* but has 2 devices with .*model=3"):
+    with pytest.raises(
+        ValueError, match=r"each process must hold one slice .* but has 2 devices with .*model=3"
+    ):
         check_processes(3, 2, batch_size=12, model=3)

@@ -19,7 +19,9 @@ def test_a_cut_cable_is_found_and_named(tmp_path, has_data_under_way):
     config = write_config(tmp_path, steps=1_000_000, every=1_000_000)
     run = tmp_path / "run"
     with Network(tmp_path, 2) as network:
-        job = network.start_job("train", f"{config}", f"run.directory={run}", "summary.every_steps=5")
+        job = network.start_job(
+            "train", f"{config}", f"run.directory={run}", "summary.every_steps=5"
+        )
         wait_until(lambda: any(line["step"] >= 5 for line in metrics_of(run)), LIMIT, job)
         network.cut("n2")
         cut = time.monotonic()
@@ -79,13 +81,23 @@ def test_a_directory_that_is_not_shared_and_has_the_token_names_the_host_too(tmp
 def test_a_host_name_that_leads_to_loopback_is_found_at_the_start(tmp_path, host):
     """Debian's line in /etc/hosts: process 0 would listen where nobody reaches it, or Gloo send others there."""
     config = write_config(tmp_path, steps=5, every=5)
-    words = ["train", f"{config}", f"run.directory={tmp_path / 'run'}", "cluster.connect_timeout=100"]
+    words = [
+        "train",
+        f"{config}",
+        f"run.directory={tmp_path / 'run'}",
+        "cluster.connect_timeout=100",
+    ]
     with Network(tmp_path, 2, hosts={host: f"127.0.1.1 {host}"}) as network:
         job = network.start_job(*words)
         _, err = job[0].communicate(timeout=LIMIT)
         assert job[0].returncode == 2
         if host == "n1":
             job[1].kill()
-    assert f"{host} leads to 127.0.1.1" in err or f"{host}, whose own name leads to 127.0.1.1" in err
-    assert f"in /etc/hosts of {host}, give {host} the host's network address in place of 127.0.1.1" in err
+    assert (
+        f"{host} leads to 127.0.1.1" in err or f"{host}, whose own name leads to 127.0.1.1" in err
+    )
+    assert (
+        f"in /etc/hosts of {host}, give {host} the host's network address in place of 127.0.1.1"
+        in err
+    )
     assert len(err.splitlines()) == 1, err

@@ -54,14 +54,19 @@ def test_processes_of_one_host_join_at_a_port_of_their_job(environ):
     [
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun -x FTRAIN_CHIEF=HOST:8476"),
         (HYDRA, "mpiexec -genv FTRAIN_CHIEF HOST:8476"),
-        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"}, "mpirun -env FTRAIN_CHIEF HOST:8476"),
+        (
+            {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
+            "mpirun -env FTRAIN_CHIEF HOST:8476",
+        ),
         ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "4"}, "flux run --env=FTRAIN_CHIEF=HOST:8476"),
         ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "4"}, "jsrun -E FTRAIN_CHIEF=HOST:8476"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, "unset WORLD_SIZE if it was left over"),
     ],
 )
 def test_on_several_hosts_it_must_be_said_where_process_0_is(environ, hint):
-    with pytest.raises(ValueError, match="but does not say where process 0 is: set FTRAIN_CHIEF") as caught:
+    with pytest.raises(
+        ValueError, match="but does not say where process 0 is: set FTRAIN_CHIEF"
+    ) as caught:
         membership(environ)
     assert hint in str(caught.value)
     assert "FTRAIN_PROCESSES=1 if each process is to be a run of its own" in str(caught.value)
@@ -81,8 +86,19 @@ def test_on_several_hosts_it_must_be_said_where_process_0_is(environ, hint):
         {"RANK": "3"},
         {"PMIX_RANK": "0"},
         {"PMI_SIZE": "many", "PMI_RANK": "0"},
-        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NODELIST": "a"},  # a shell inside of an allocation
-        SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0", "PMI_SIZE": "1", "PMI_RANK": "0"},
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "8",
+            "SLURM_NODELIST": "a",
+        },  # a shell inside of an allocation
+        SLURM
+        | {
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_PROCID": "0",
+            "PMIX_RANK": "0",
+            "PMI_SIZE": "1",
+            "PMI_RANK": "0",
+        },
     ],
 )
 def test_a_single_process_trains_alone(environ):
@@ -90,25 +106,38 @@ def test_a_single_process_trains_alone(environ):
 
 
 def test_a_rank_without_a_size_is_refused():
-    with pytest.raises(ValueError, match="PMIX_RANK is 1, so a launcher has started several processes"):
+    with pytest.raises(
+        ValueError, match="PMIX_RANK is 1, so a launcher has started several processes"
+    ):
         membership({"PMIX_RANK": "1"})
-    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK is 2, but OMPI_COMM_WORLD_SIZE is 2"):
+    with pytest.raises(
+        ValueError, match="OMPI_COMM_WORLD_RANK is 2, but OMPI_COMM_WORLD_SIZE is 2"
+    ):
         membership(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"})
     with pytest.raises(ValueError, match="FTRAIN_CHIEF: an address is host:port"):
         membership(OPEN_MPI | {"FTRAIN_CHIEF": "node1"})
 
 
 def test_what_is_said_for_ftrain_comes_first():
-    kubernetes = {"JOB_COMPLETION_INDEX": "2", "FTRAIN_PROCESSES": "3", "FTRAIN_CHIEF": "digits-0.digits:8476"}
+    kubernetes = {
+        "JOB_COMPLETION_INDEX": "2",
+        "FTRAIN_PROCESSES": "3",
+        "FTRAIN_CHIEF": "digits-0.digits:8476",
+    }
     assert membership(OPEN_MPI | kubernetes).source == "Kubernetes"
-    config = '{"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 2}}'
+    config = (
+        '{"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 2}}'
+    )
     assert membership(OPEN_MPI | {"TF_CONFIG": config}).process_count == 3
 
 
 def test_slurm_decides_where_it_says_the_same():
     same = {"PMI_RANK": "1", "PMI_SIZE": "2"}  # as srun --mpi=pmi2 sets them
     assert membership(SLURM | same).source == "SLURM"
-    inside = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}  # of mpirun, whose daemons srun has started
+    inside = {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "3",
+    }  # of mpirun, whose daemons srun has started
     assert membership(SLURM | inside | CHIEF).process_count == 3
     with pytest.raises(ValueError, match=r"mpirun \(Open MPI\) has started this as process 1 of 3"):
         membership(SLURM | inside)
@@ -117,10 +146,16 @@ def test_slurm_decides_where_it_says_the_same():
 def test_steps_of_one_slurm_job_have_ports_of_their_own():
     ports = [membership(SLURM | {"SLURM_STEP_ID": f"{step}"}).coordinator for step in range(15)]
     assert len({*ports}) == 15
-    others = [membership(SLURM | {"SLURM_JOB_ID": f"{4097 + job}"}).coordinator for job in range(1, 200)]
+    others = [
+        membership(SLURM | {"SLURM_JOB_ID": f"{4097 + job}"}).coordinator for job in range(1, 200)
+    ]
     assert not {*ports} & {*others}
-    tasks = [membership(SLURM | {"SLURM_STEP_ID": "3", "SLURM_PROCID": f"{task}"}) for task in range(2)]
-    assert tasks[0].coordinator == tasks[1].coordinator == f"node01:{61440 + (4097 + 3 * 257) % 4096}"
+    tasks = [
+        membership(SLURM | {"SLURM_STEP_ID": "3", "SLURM_PROCID": f"{task}"}) for task in range(2)
+    ]
+    assert (
+        tasks[0].coordinator == tasks[1].coordinator == f"node01:{61440 + (4097 + 3 * 257) % 4096}"
+    )
 
 
 def test_the_command_refuses_in_one_line(tmp_path):
@@ -138,8 +173,20 @@ def test_the_command_refuses_in_one_line(tmp_path):
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun of Open MPI")
 def test_processes_of_a_real_mpirun_train_together(tmp_path):
     config = write_config(tmp_path, steps=10, every=10)
-    words = [sys.executable, "-m", "ftrain", "train", f"{config}", f"run.directory={tmp_path / 'run'}"]
-    options = ["--oversubscribe", "--bind-to", "none", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
+    words = [
+        sys.executable,
+        "-m",
+        "ftrain",
+        "train",
+        f"{config}",
+        f"run.directory={tmp_path / 'run'}",
+    ]
+    options = [
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+    ]
     done = subprocess.run(
         ["mpirun", *options, "-n", "2", *words],
         env=environment(),

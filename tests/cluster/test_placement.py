@@ -17,7 +17,11 @@ from ftrain.cluster.placement import (
 from ftrain.cluster.spec import ClusterSpec
 
 VARIABLES = [Operation(shape=(size,)) for size in (10, 20, 30, 40, 50)]
-operations = st.lists(st.builds(Operation, shape=st.tuples(st.integers(0, 100)), dtype=st.sampled_from(["int8", "f8"])))
+operations = st.lists(
+    st.builds(
+        Operation, shape=st.tuples(st.integers(0, 100)), dtype=st.sampled_from(["int8", "f8"])
+    )
+)
 
 
 def devices(graph, **arguments):
@@ -35,18 +39,29 @@ def test_every_call_starts_from_the_first_task():
 
 @pytest.mark.parametrize("type", STANDARD_PS_OPS)
 def test_variables_and_tables_go_to_the_servers(type):
-    assert devices([Operation(type), Operation(type)], ps_tasks=2) == ["/job:ps/task:0", "/job:ps/task:1"]
+    assert devices([Operation(type), Operation(type)], ps_tasks=2) == [
+        "/job:ps/task:0",
+        "/job:ps/task:1",
+    ]
 
 
 def test_only_the_given_operations_go_to_the_servers():
     graph = [Operation("Const"), Operation("VarHandleOp"), Operation("Const")]
-    assert devices(graph, ps_tasks=2, ps_ops=["Const"]) == ["/job:ps/task:0", "/job:worker", "/job:ps/task:1"]
+    assert devices(graph, ps_tasks=2, ps_ops=["Const"]) == [
+        "/job:ps/task:0",
+        "/job:worker",
+        "/job:ps/task:1",
+    ]
     assert devices(graph, ps_tasks=2, ps_ops=[]) == ["/job:worker"] * 3
 
 
 def test_a_sparse_job_of_servers_counts_the_tasks_it_has():
     cluster = ClusterSpec({"ps": {3: "a:1", 7: "b:1"}})
-    assert devices(VARIABLES[:3], cluster=cluster) == ["/job:ps/task:0", "/job:ps/task:1", "/job:ps/task:0"]
+    assert devices(VARIABLES[:3], cluster=cluster) == [
+        "/job:ps/task:0",
+        "/job:ps/task:1",
+        "/job:ps/task:0",
+    ]
 
 
 def test_the_cluster_counts_and_not_ps_tasks():
@@ -90,7 +105,12 @@ def test_what_an_operation_asks_for_wins_part_by_part(asked, placed):
 
 
 def test_what_an_operation_asks_for_wins_as_a_whole_without_merging():
-    graph = [Operation(device="/gpu:1"), Operation(), Operation("MatMul", device="/task:3"), Operation("MatMul")]
+    graph = [
+        Operation(device="/gpu:1"),
+        Operation(),
+        Operation("MatMul", device="/task:3"),
+        Operation("MatMul"),
+    ]
     placed = devices(graph, ps_tasks=2, merge_devices=False)
     assert placed == ["/device:GPU:1", "/job:ps/task:0", "/task:3", "/job:worker"]
 
@@ -114,7 +134,9 @@ def test_a_strategy_is_asked_only_about_what_it_decides():
 
 @pytest.mark.parametrize("chosen", [[0], [0, 1, 0], [0, 2], [-1, 0], [0.5, 0], ["0", "1"]])
 def test_a_strategy_that_answers_nonsense_is_refused(chosen):
-    with pytest.raises(ValueError, match=r"ps_strategy chose .* for 2 operations; wanted each a task below 2"):
+    with pytest.raises(
+        ValueError, match=r"ps_strategy chose .* for 2 operations; wanted each a task below 2"
+    ):
         devices(VARIABLES[:2], ps_tasks=2, ps_strategy=lambda operations, tasks: chosen)
 
 

@@ -10,12 +10,15 @@ LONG = pytest.mark.campaign
 
 
 @pytest.mark.parametrize(
-    "counts", [pytest.param(("9", "9"), marks=LONG), ("9", "5"), pytest.param(("4", "9"), marks=LONG)]
+    "counts",
+    [pytest.param(("9", "9"), marks=LONG), ("9", "5"), pytest.param(("4", "9"), marks=LONG)],
 )
 def test_iterators_of_unequal_lengths_end_all_processes_at_the_same_step(tmp_path, counts):
     done = run("launch", "-n", "2", PROGRAM, tmp_path, *counts)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [line.removeprefix("[1] ") for line in done.stdout.splitlines() if "the data ended" in line]
+    told = [
+        line.removeprefix("[1] ") for line in done.stdout.splitlines() if "the data ended" in line
+    ]
     told = [line for line in told if line[0].isdigit()]
     assert len(told) == 2
     assert told[0] == told[1]
@@ -56,7 +59,15 @@ def test_one_loop_after_the_other_in_the_same_processes():
 
 @pytest.mark.campaign
 def test_what_hooks_remember_is_the_same_in_all_processes(tmp_path):
-    done = run("launch", "-n", "2", "--max-restarts", "0", PROGRAM.with_name("remembering.py"), tmp_path / "run")
+    done = run(
+        "launch",
+        "-n",
+        "2",
+        "--max-restarts",
+        "0",
+        PROGRAM.with_name("remembering.py"),
+        tmp_path / "run",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(line.endswith("all") for line in done.stdout.splitlines()) == 2
 
@@ -74,7 +85,10 @@ def test_a_program_that_does_not_join_the_others_is_told_so(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "quickstart.py"
     done = run("launch", "-n", "2", example, cwd=tmp_path)
     assert done.returncode == 1
-    assert "this process was started as one of 2 (FTRAIN_CLUSTER), but trains on its own" in done.stderr
+    assert (
+        "this process was started as one of 2 (FTRAIN_CLUSTER), but trains on its own"
+        in done.stderr
+    )
     assert "restart 1" not in done.stdout
 
 
@@ -82,7 +96,9 @@ def test_a_program_that_does_not_join_the_others_is_told_so(tmp_path):
 def test_all_processes_refuse_a_run_that_was_trained_otherwise(tmp_path):
     def launch(*arguments):
         program = PROGRAM.with_name("resuming.py")
-        return run("launch", "-n", "2", "--max-restarts", "0", program, tmp_path / "run", *arguments)
+        return run(
+            "launch", "-n", "2", "--max-restarts", "0", program, tmp_path / "run", *arguments
+        )
 
     for steps in ("4", "6"):
         done = launch(steps, "0.01")

@@ -6,7 +6,12 @@ import pytest
 
 from ftrain.cluster import ClusterError, ClusterSpec, connect
 from ftrain.cluster.addresses import Address
-from ftrain.cluster.reachability import Host, check_reachable, control_address, explain_loopback_hosts
+from ftrain.cluster.reachability import (
+    Host,
+    check_reachable,
+    control_address,
+    explain_loopback_hosts,
+)
 
 NAMES = {"n1": "127.0.1.1", "n2": "192.0.2.12", "here": "127.0.0.1", "localhost": "127.0.0.1"}
 
@@ -37,7 +42,9 @@ def test_processes_of_one_host_meet_at_loopback():
     assert control_address(addresses("n1", "n2")).host == "n1"
 
 
-@pytest.mark.parametrize("hosts", [("n1", "n1"), ("n1", "here"), ("127.0.0.1", "127.0.0.2"), ("n2", "n1")])
+@pytest.mark.parametrize(
+    "hosts", [("n1", "n1"), ("n1", "here"), ("127.0.0.1", "127.0.0.2"), ("n2", "n1")]
+)
 def test_what_can_be_reached(hosts):
     check_reachable(addresses(*hosts), 0)
 
@@ -45,7 +52,8 @@ def test_what_can_be_reached(hosts):
 def test_a_loopback_address_is_a_warning_where_the_other_hosts_are_not_known():
     hosts = addresses("n1", "process-1.invalid")
     with pytest.warns(
-        UserWarning, match=r"listens at n1:2222, which leads to 127\.0\.1\.1: only processes of this host"
+        UserWarning,
+        match=r"listens at n1:2222, which leads to 127\.0\.1\.1: only processes of this host",
     ):
         check_reachable(hosts, 0)
     check_reachable(hosts, 1)
@@ -66,7 +74,8 @@ def test_a_name_that_leads_to_loopback_is_refused_with_the_way_out(index, does):
 def test_an_address_of_another_host_is_explained(tmp_path):
     spec = ClusterSpec({"worker": ["n2:2222", "n3:2222"]})
     with pytest.raises(
-        ClusterError, match=r"n2 leads to 192\.0\.2\.12, which is no address of this host, n1; start proc"
+        ClusterError,
+        match=r"n2 leads to 192\.0\.2\.12, which is no address of this host, n1; start proc",
     ):
         connect(spec, "worker", 0, limit=1, directory=tmp_path)
 
@@ -76,5 +85,7 @@ def test_hosts_whose_own_name_leads_to_loopback():
     assert explain_loopback_hosts([good, good]) is None
     assert explain_loopback_hosts([bad, bad]) is None  # one host
     message = f"{explain_loopback_hosts([good, bad, bad])}"
-    assert message.startswith("process 1 is on n1, whose own name leads to 127.0.1.1 there, a loopback address")
+    assert message.startswith(
+        "process 1 is on n1, whose own name leads to 127.0.1.1 there, a loopback address"
+    )
     assert "and so for 1 more; in /etc/hosts of n1, give n1" in message

@@ -12,7 +12,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import ftrain
 from ftrain.cluster.mesh import BATCH_AXES, make_mesh
-from ftrain.cluster.sharding import Sharding, bytes_per_device, leaf_bytes_per_device, leaves_with_rule_names
+from ftrain.cluster.sharding import (
+    Sharding,
+    bytes_per_device,
+    leaf_bytes_per_device,
+    leaves_with_rule_names,
+)
 from ftrain.optimizers import adam
 from ftrain.packed import Packed
 from ftrain.tree import count_bytes
@@ -30,8 +35,14 @@ def make_params(width: int = 64, vocabulary: int = 256, layers: int = 2):
     def block(key: jax.Array):
         first, second = jax.random.split(key)
         return {
-            "in": {"kernel": jax.random.normal(first, (width, 4 * width)) * 0.05, "bias": jnp.zeros(4 * width)},
-            "out": {"kernel": jax.random.normal(second, (4 * width, width)) * 0.05, "bias": jnp.zeros(width)},
+            "in": {
+                "kernel": jax.random.normal(first, (width, 4 * width)) * 0.05,
+                "bias": jnp.zeros(4 * width),
+            },
+            "out": {
+                "kernel": jax.random.normal(second, (4 * width, width)) * 0.05,
+                "bias": jnp.zeros(width),
+            },
         }
 
     keys = jax.random.split(jax.random.key(0), layers + 1)
@@ -45,7 +56,9 @@ def loss_fn(params, batch, rng):
         inner = jax.nn.relu(hidden @ block["in"]["kernel"] + block["in"]["bias"])
         hidden += inner @ block["out"]["kernel"] + block["out"]["bias"]
     hidden += 0.01 * jax.random.normal(rng, hidden.shape)
-    losses = optax.softmax_cross_entropy_with_integer_labels(hidden @ params["embedding"].T, batch["y"])
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        hidden @ params["embedding"].T, batch["y"]
+    )
     return losses.mean(), {}
 
 
@@ -90,7 +103,11 @@ def test_small_leaves_and_meshes_without_the_axis_split_nothing():
 def test_keys_are_never_split():
     tree = {"keys": jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8)), "x": shape(8)}
     rule = {"leaf": ".*", "axes": ["fsdp"]}
-    assert Sharding(least=1).specs(tree, AXES) == Sharding([rule]).specs(tree, AXES) == {"keys": P(), "x": P("fsdp")}
+    assert (
+        Sharding(least=1).specs(tree, AXES)
+        == Sharding([rule]).specs(tree, AXES)
+        == {"keys": P(), "x": P("fsdp")}
+    )
     with pytest.raises(ValueError, match="the rule for 'keys' matches no leaf"):
         Sharding([{"leaf": "keys", "axes": ["fsdp"]}]).specs(tree, AXES)
 
@@ -116,14 +133,22 @@ def test_packed_slots_are_named_by_what_they_stand_for_and_their_vector_is_a_lea
     assert named["opt_state/slots/v/packed/float32"].shape == (vector,)
     found = specs_by_name(Sharding(least=vector), state)
     assert found["opt_state/slots/v/packed/float32"] == P("fsdp")
-    (told,) = Sharding(least=vector).undivided({"opt_state": state.opt_state.slots["m"]}, AXES | {"fsdp": 7})[-1:]
+    (told,) = Sharding(least=vector).undivided(
+        {"opt_state": state.opt_state.slots["m"]}, AXES | {"fsdp": 7}
+    )[-1:]
     assert re.match(rf"opt_state/packed/float32 of shape \[{vector}\] is on every device", told)
 
 
 def test_the_first_rule_that_matches_holds_and_may_say_less_than_all_dimensions():
     tree = {"dense": {"kernel": shape(8, 8, 8)}, "kernel": shape(8, 8)}
-    rules = [{"leaf": "dense/kernel", "axes": ["model"]}, {"leaf": "kernel", "axes": [None, "data+fsdp"]}]
-    assert Sharding(rules).specs(tree, AXES) == {"dense": {"kernel": P("model")}, "kernel": P(None, ("data", "fsdp"))}
+    rules = [
+        {"leaf": "dense/kernel", "axes": ["model"]},
+        {"leaf": "kernel", "axes": [None, "data+fsdp"]},
+    ]
+    assert Sharding(rules).specs(tree, AXES) == {
+        "dense": {"kernel": P("model")},
+        "kernel": P(None, ("data", "fsdp")),
+    }
     listed = [{"leaf": "kernel", "axes": [["fsdp", "model"], ""]}]
     assert Sharding(listed).specs(tree, AXES)["kernel"] == P(("fsdp", "model"))
     nowhere = [{"leaf": ".*", "axes": []}]
@@ -138,12 +163,18 @@ def test_the_first_rule_that_matches_holds_and_may_say_less_than_all_dimensions(
         ("^kernel", {"kernel"}),
         ("^params/.*", {"params/dense/kernel", "params/dense_kernel/kernel", "params/dense/bias"}),
         ("(?i)DENSE/.*", {"params/dense/kernel", "params/dense/bias"}),
-        ("dense.*|nothing", {"params/dense/kernel", "params/dense_kernel/kernel", "params/dense/bias"}),
+        (
+            "dense.*|nothing",
+            {"params/dense/kernel", "params/dense_kernel/kernel", "params/dense/bias"},
+        ),
     ],
 )
 def test_a_pattern_matches_a_whole_name_or_its_end_from_a_slash_on(pattern, matched):
     tree = {
-        "params": {"dense": {"kernel": shape(8), "bias": shape(8)}, "dense_kernel": {"kernel": shape(8)}},
+        "params": {
+            "dense": {"kernel": shape(8), "bias": shape(8)},
+            "dense_kernel": {"kernel": shape(8)},
+        },
         "kernel": shape(8),
     }
     found = specs_by_name(Sharding([{"leaf": pattern, "axes": ["fsdp"]}]), tree)
@@ -155,7 +186,9 @@ def test_axes_of_size_one_leave_no_trace():
         {"x": shape(8, 8, 8)}, {"data": 1, "fsdp": 4, "model": 1}
     )
     assert found == {"x": P(None, "fsdp")}
-    assert Sharding([KERNEL | {"leaf": "x"}]).specs({"x": shape(3, 3)}, AXES | {"model": 1}) == {"x": P()}
+    assert Sharding([KERNEL | {"leaf": "x"}]).specs({"x": shape(3, 3)}, AXES | {"model": 1}) == {
+        "x": P()
+    }
 
 
 WRONG_FIT = "the rule for 'dense/kernel' does not fit leaf params/dense/kernel of shape [6, 9]: "
@@ -164,13 +197,22 @@ WRONG_FIT = "the rule for 'dense/kernel' does not fit leaf params/dense/kernel o
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        (["", "model"], "dimension 1, 9, does not divide over model=2; pad it to 10, or put before it a rule for this"),
-        (["fsdp+model"], "dimension 0, 6, does not divide over fsdp=4 x model=2; pad it to 8, or put before it a rule"),
+        (
+            ["", "model"],
+            "dimension 1, 9, does not divide over model=2; pad it to 10, or put before it a rule for this",
+        ),
+        (
+            ["fsdp+model"],
+            "dimension 0, 6, does not divide over fsdp=4 x model=2; pad it to 8, or put before it a rule",
+        ),
         (["modle"], "there is no axis 'modle'; did you mean model?"),
         (["x"], "there is no axis 'x'; there are data, fsdp, model"),
         (["data", "data"], "it names the axis data twice"),
         (["data+data"], "it names the axis data twice"),
-        (["", "", "data"], "it has entries for 3 dimensions, the leaf has 2; put before it a rule for this leaf: "),
+        (
+            ["", "", "data"],
+            "it has entries for 3 dimensions, the leaf has 2; put before it a rule for this leaf: ",
+        ),
     ],
 )
 def test_a_rule_that_does_not_fit_names_the_leaf_and_the_way_out(axes, message):
@@ -191,9 +233,14 @@ def test_the_rule_that_an_error_offers_is_one_that_works():
 
 def test_a_rule_that_matches_nothing_names_the_nearest_leaves():
     tree = {"params": {"dense": {"kernel": shape(8, 8), "bias": shape(8)}}}
-    with pytest.raises(ValueError, match=r"the rule for 'dens/kernel' matches no leaf; there are dense/kernel"):
+    with pytest.raises(
+        ValueError, match=r"the rule for 'dens/kernel' matches no leaf; there are dense/kernel"
+    ):
         Sharding([{"leaf": "dens/kernel", "axes": []}]).specs(tree, AXES)
-    with pytest.raises(ValueError, match=r"the rule for 'zzz' matches no leaf; there are params/dense/bias, params/"):
+    with pytest.raises(
+        ValueError,
+        match=r"the rule for 'zzz' matches no leaf; there are params/dense/bias, params/",
+    ):
         Sharding([{"leaf": "zzz", "axes": []}]).specs(tree, AXES)
     with pytest.raises(ValueError, match=r"the rule for 'zzz' matches no leaf$"):
         Sharding([{"leaf": "zzz", "axes": []}]).specs({}, AXES)
@@ -206,11 +253,17 @@ def test_a_rule_that_matches_nothing_names_the_nearest_leaves():
         ({"leaf": "x"}, "number 2 of rules should be like {leaf = "),
         ({"leaf": "x", "axes": [], "spec": []}, "number 2 of rules should be like {leaf = "),
         ({"leaf": 3, "axes": []}, "number 2 of rules should be like {leaf = "),
-        ({"leaf": "x", "axes": "model"}, "number 2 of rules should have a list as axes, with an entry for each dim"),
+        (
+            {"leaf": "x", "axes": "model"},
+            "number 2 of rules should have a list as axes, with an entry for each dim",
+        ),
         ({"leaf": "x", "axes": [3]}, "number 2 of rules should have in axes "),
         ({"leaf": "x", "axes": ["fsdp+"]}, "number 2 of rules should have in axes "),
         ({"leaf": "x", "axes": [["fsdp", None]]}, "number 2 of rules should have in axes "),
-        ({"leaf": "(", "axes": []}, "number 2 of rules should have a regular expression as leaf, got '('"),
+        (
+            {"leaf": "(", "axes": []},
+            "number 2 of rules should have a regular expression as leaf, got '('",
+        ),
     ],
 )
 def test_a_rule_that_cannot_be_read_is_told_at_once(rule, message):
@@ -225,15 +278,24 @@ def test_least_is_a_number_of_elements():
 
 def test_zero1_splits_only_what_the_optimizer_keeps_but_rules_hold():
     state = abstract_state(adam(0.1)).replace(model_state={"memory": shape(512, 512)})
-    found = specs_by_name(Sharding([{"leaf": "embedding", "axes": ["model"]}], zero1=True, least=2**14), state)
+    found = specs_by_name(
+        Sharding([{"leaf": "embedding", "axes": ["model"]}], zero1=True, least=2**14), state
+    )
     assert found["params/embedding"] == found["averages/embedding"] == P("model")
     assert found["params/blocks/0/in/kernel"] == found["model_state/memory"] == P()
-    assert found["opt_state/slots/m/blocks/0/in/kernel"] == found["averages/blocks/0/in/kernel"] == P(None, "fsdp")
+    assert (
+        found["opt_state/slots/m/blocks/0/in/kernel"]
+        == found["averages/blocks/0/in/kernel"]
+        == P(None, "fsdp")
+    )
     assert specs_by_name(Sharding(least=2**14), state)["model_state/memory"] == P("fsdp")
 
 
 def test_leaves_that_cannot_be_split_are_named_with_the_way_out():
-    tree = {"params": {"odd": shape(255, 333), "even": shape(256, 256), "prime": shape(65_537)}, "b": shape(65_537)}
+    tree = {
+        "params": {"odd": shape(255, 333), "even": shape(256, 256), "prime": shape(65_537)},
+        "b": shape(65_537),
+    }
     told = Sharding([{"leaf": "b", "axes": []}]).undivided(tree, AXES)
     assert told == [
         "params/odd of shape [255, 333] is on every device, as fsdp=4 divides none of its dimensions; pad 333 to 336, "
@@ -246,7 +308,11 @@ def test_leaves_that_cannot_be_split_are_named_with_the_way_out():
 LENGTHS = st.lists(st.integers(1, 48), max_size=4)
 
 
-@given(st.dictionaries(st.sampled_from("abcdef"), LENGTHS, min_size=1), st.integers(1, 8), st.integers(1, 100))
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), LENGTHS, min_size=1),
+    st.integers(1, 8),
+    st.integers(1, 100),
+)
 def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, least):
     tree = {name: shape(*lengths) for name, lengths in leaves.items()}
     sharding, axes = Sharding(least=least), {"data": 2, "fsdp": fsdp, "model": 1}
@@ -262,7 +328,9 @@ def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, least):
         else:
             assert is_large
             (dimension,) = [n for n, entry in enumerate(specs[name]) if entry]
-            assert leaf.shape[dimension] == max(length for length in leaf.shape if length % fsdp == 0)
+            assert leaf.shape[dimension] == max(
+                length for length in leaf.shape if length % fsdp == 0
+            )
             assert sizes[name] * fsdp == 4 * leaf.size
 
 
@@ -270,7 +338,9 @@ def bytes_on(tree) -> dict[int, int]:
     """What the leaves really take on each device."""
     found = dict.fromkeys((device.id for device in jax.devices()), 0)
     for leaf in jax.tree.leaves(tree):
-        array = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        array = (
+            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
         for shard in array.addressable_shards:
             found[shard.device.id] += shard.data.nbytes
     return found
@@ -282,7 +352,10 @@ def bytes_on(tree) -> dict[int, int]:
     [
         ({"fsdp": 4}, Sharding(least=256)),
         ({"fsdp": 4}, Sharding(least=256, zero1=True)),
-        ({"fsdp": 2, "model": 2}, Sharding([{"leaf": "in/kernel", "axes": ["fsdp", "model"]}], least=256)),
+        (
+            {"fsdp": 2, "model": 2},
+            Sharding([{"leaf": "in/kernel", "axes": ["fsdp", "model"]}], least=256),
+        ),
         ({"data": 2, "fsdp": 2}, Sharding([{"leaf": "embedding", "axes": ["data+fsdp"]}])),
     ],
 )
@@ -310,17 +383,26 @@ def test_a_quarter_of_a_transformers_state_is_on_each_of_four_devices(optimizer)
     [
         (adam(0.01), {"fsdp": 4}, Sharding(least=256)),
         (optax.adamw(0.01), {"fsdp": 4}, Sharding(least=256, zero1=True)),
-        (adam(0.01), {"fsdp": 2, "model": 2}, Sharding([{"leaf": "kernel", "axes": ["fsdp", "model"]}], least=256)),
+        (
+            adam(0.01),
+            {"fsdp": 2, "model": 2},
+            Sharding([{"leaf": "kernel", "axes": ["fsdp", "model"]}], least=256),
+        ),
     ],
 )
 def test_steps_over_a_split_state_give_the_numbers_of_a_whole_one(optimizer, sizes, sharding):
-    mesh, step = make_mesh(**sizes), ftrain.make_step(loss_fn, optimizer, averages=0.9, clip_global_norm=1.0)
+    mesh, step = (
+        make_mesh(**sizes),
+        ftrain.make_step(loss_fn, optimizer, averages=0.9, clip_global_norm=1.0),
+    )
     rng = np.random.default_rng(0)
     batches = [{name: rng.integers(0, 256, 16) for name in "xy"} for _ in range(5)]
     start = jax.jit(lambda: make_state(optimizer, layers=4))()  # so many that some slots are packed
     layout = sharding.shardings(start, mesh)
     split = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    compiled = jax.jit(step, in_shardings=(layout, split), out_shardings=(layout, None), donate_argnums=0)
+    compiled = jax.jit(
+        step, in_shardings=(layout, split), out_shardings=(layout, None), donate_argnums=0
+    )
     whole, placed, alone = start, jax.device_put(start, layout), jax.jit(step)
     before = bytes_on(placed)
     for batch in batches:
@@ -328,6 +410,8 @@ def test_steps_over_a_split_state_give_the_numbers_of_a_whole_one(optimizer, siz
         placed, found = compiled(placed, batch)
         chex.assert_trees_all_close(found, expected, rtol=1e-4)
     assert bytes_on(placed) == before
-    assert all(jax.tree.leaves(jax.tree.map(lambda leaf, wanted: leaf.sharding == wanted, placed, layout)))
+    assert all(
+        jax.tree.leaves(jax.tree.map(lambda leaf, wanted: leaf.sharding == wanted, placed, layout))
+    )
     chex.assert_trees_all_close(placed.params, whole.params, rtol=1e-3, atol=1e-5)
     chex.assert_trees_all_close(placed.averages, whole.averages, rtol=1e-3, atol=1e-5)

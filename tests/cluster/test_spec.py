@@ -13,10 +13,14 @@ from ftrain.cluster.spec import ClusterSpec, check_usable, processes
 SPEC = ClusterSpec({"worker": ["a:1", "b:1"], "ps": {1: "c:1"}, "idle": []})
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 indices = st.integers(-(2**31), 2**31 - 1)
-jobs = st.dictionaries(text, st.one_of(st.lists(text, max_size=4), st.dictionaries(indices, text, max_size=4)))
+jobs = st.dictionaries(
+    text, st.one_of(st.lists(text, max_size=4), st.dictionaries(indices, text, max_size=4))
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | text,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text | st.just("job"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(text | st.just("job"), inner, max_size=3)
+    ),
 )
 
 
@@ -49,7 +53,11 @@ def test_bytes_come_back_as_bytes_and_are_written_as_text():
     spec = ClusterSpec({b"worker": [b"a:1"]})
     assert spec.as_dict() == {b"worker": [b"a:1"]}
     assert spec != ClusterSpec(spec)
-    assert ClusterSpec(spec) == ClusterSpec({"worker": ["a:1"]}) == ClusterSpec.from_json(spec.to_json())
+    assert (
+        ClusterSpec(spec)
+        == ClusterSpec({"worker": ["a:1"]})
+        == ClusterSpec.from_json(spec.to_json())
+    )
     assert processes(spec) == [("worker", 0, "a:1")]
     with pytest.raises(TypeError, match=r"several types; write them all as text"):
         ClusterSpec({"worker": [], b"worker": []})
@@ -59,7 +67,8 @@ def test_bytes_come_back_as_bytes_and_are_written_as_text():
 
 
 @pytest.mark.parametrize(
-    ("index", "error"), [("z", ValueError), (None, TypeError), (float("inf"), OverflowError), (2**31, ValueError)]
+    ("index", "error"),
+    [("z", ValueError), (None, TypeError), (float("inf"), OverflowError), (2**31, ValueError)],
 )
 def test_an_index_that_is_none_is_named(index, error):
     with pytest.raises(error, match=r"index .* of .*job 'worker'"):
@@ -69,7 +78,9 @@ def test_an_index_that_is_none_is_named(index, error):
 def test_lists_that_cannot_be():
     with pytest.raises(ValueError, match=r"job 'idle' has no tasks .* ask num_tasks"):
         SPEC.job_tasks("idle")
-    with pytest.raises(IndexError, match=r"job 'worker' has a task -2, which no list can hold; use task_address"):
+    with pytest.raises(
+        IndexError, match=r"job 'worker' has a task -2, which no list can hold; use task_address"
+    ):
         ClusterSpec({"worker": {-2: "a:1", 0: "b:1"}}).job_tasks("worker")
     with pytest.raises(ValueError, match="job 'worker' has a task 2147483647, and a list up to it"):
         ClusterSpec({"worker": {2**31 - 1: "a:1"}}).job_tasks("worker")
@@ -135,14 +146,20 @@ def test_the_forms_are_what_one_would_write():
     assert json.loads(SPEC.to_json()) == {"idle": [], "ps": {"1": "c:1"}, "worker": ["a:1", "b:1"]}
     written = 'worker = ["a:1", "b:1"]\nidle = []\n[ps]\n1 = "c:1"\n'
     assert ClusterSpec.from_toml(written) == SPEC
-    assert ClusterSpec.from_toml('[[job]]\nname = "x"\ntasks = {0 = "a:1"}') == ClusterSpec({"x": ["a:1"]})
+    assert ClusterSpec.from_toml('[[job]]\nname = "x"\ntasks = {0 = "a:1"}') == ClusterSpec(
+        {"x": ["a:1"]}
+    )
 
 
 @given(json_values)
 def test_any_json_is_a_spec_or_a_value_error(value):
     with contextlib.suppress(ValueError):
         spec = ClusterSpec.from_json(json.dumps(value))
-        assert all(isinstance(spec.task_address(job, i), str) for job in spec.jobs for i in spec.task_indices(job))
+        assert all(
+            isinstance(spec.task_address(job, i), str)
+            for job in spec.jobs
+            for i in spec.task_indices(job)
+        )
 
 
 @pytest.mark.parametrize(
@@ -171,14 +188,18 @@ def test_mistakes_in_json_are_named(written, message, tmp_path):
 def test_files(tmp_path):
     (tmp_path / "a.toml").write_text(SPEC.to_toml())
     (tmp_path / "a.json").write_text(SPEC.to_json())
-    assert ClusterSpec.load(tmp_path / "a.toml") == ClusterSpec.load(str(tmp_path / "a.json")) == SPEC
+    assert (
+        ClusterSpec.load(tmp_path / "a.toml") == ClusterSpec.load(str(tmp_path / "a.json")) == SPEC
+    )
     (tmp_path / "b.toml").write_text("worker = [1]")
     with pytest.raises(ValueError, match=r"b\.toml: worker\.0: found 1"):
         ClusterSpec.load(tmp_path / "b.toml")
     (tmp_path / "c.toml").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"c\.toml: 'utf-8' codec"):
         ClusterSpec.load(tmp_path / "c.toml")
-    with pytest.raises(ValueError, match=r"a\.yaml: the file of a cluster ends in \.toml or \.json"):
+    with pytest.raises(
+        ValueError, match=r"a\.yaml: the file of a cluster ends in \.toml or \.json"
+    ):
         ClusterSpec.load(tmp_path / "a.yaml")
     with pytest.raises(FileNotFoundError, match=r"nothing\.toml"):
         ClusterSpec.load(tmp_path / "nothing.toml")
@@ -199,12 +220,15 @@ def test_processes_come_in_the_order_of_their_ids():
 
 @pytest.mark.parametrize("cluster", [{}, {"worker": []}, {"ps": ["a:1"], "evaluator": ["b:1"]}])
 def test_a_cluster_in_which_nobody_trains(cluster):
-    with pytest.raises(ValueError, match=r"none of the jobs .* has a process that trains; add worker"):
+    with pytest.raises(
+        ValueError, match=r"none of the jobs .* has a process that trains; add worker"
+    ):
         processes(ClusterSpec(cluster))
 
 
 @pytest.mark.parametrize(
-    "address", ["a:1", "node-1.some_net.example:65535", "10.0.0.1:80", "[::1]:2222", "[fe80::1%eth0]:1"]
+    "address",
+    ["a:1", "node-1.some_net.example:65535", "10.0.0.1:80", "[::1]:2222", "[fe80::1%eth0]:1"],
 )
 def test_addresses_that_can_be_used(address):
     check_usable(ClusterSpec({"worker": [address], "ps": {5: "p:1"}}))
@@ -223,13 +247,18 @@ def test_addresses_that_cannot_be_used(address):
 
 
 def test_an_address_belongs_to_one_task():
-    with pytest.raises(ValueError, match=r"tasks chief:0 and worker:0 both have the address node:1; give each its own"):
+    with pytest.raises(
+        ValueError,
+        match=r"tasks chief:0 and worker:0 both have the address node:1; give each its own",
+    ):
         check_usable(ClusterSpec({"worker": ["node:1"], "chief": ["NODE:1"]}))
     check_usable(ClusterSpec({"worker": ["node:1", "node:2"]}))
 
 
 def test_jobs_that_train_have_no_gaps():
-    with pytest.raises(ValueError, match=r"job 'worker' has the tasks \[0, 2\], but 2 tasks are numbered from 0"):
+    with pytest.raises(
+        ValueError, match=r"job 'worker' has the tasks \[0, 2\], but 2 tasks are numbered from 0"
+    ):
         check_usable(ClusterSpec({"worker": {0: "a:1", 2: "b:1"}}))
     with pytest.raises(ValueError, match=r"job 'worker' has the tasks \[-1, 0\]"):
         check_usable(ClusterSpec({"worker": {-1: "a:1", 0: "b:1"}}))

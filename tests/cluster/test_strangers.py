@@ -135,7 +135,9 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
             connection.sendall(encode({"challenge": "c"}))
             heard.append(decode(reader.readline()))
             connection.sendall(encode(answer))
-            with pytest.raises(MismatchError, match="is not process 0 of this job: it does not know the job token"):
+            with pytest.raises(
+                MismatchError, match="is not process 0 of this job: it does not know the job token"
+            ):
                 coming.result(20)
             assert reader.read() == b""
     assert [sorted(each) for each in heard] == [["count", "hello", "host", "nonce"], ["proof"]]
@@ -146,7 +148,10 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
     [
         (b"[" * 900 + b"\n", f"nested more than {MAX_DEPTH} deep"),
         (b'{"hello":' * 100 + b"\n", f"nested more than {MAX_DEPTH} deep"),
-        (b'"' + b"x" * MAX_HANDSHAKE_LINE + b'"\n', f"a line of more than {MAX_HANDSHAKE_LINE:,} bytes"),
+        (
+            b'"' + b"x" * MAX_HANDSHAKE_LINE + b'"\n',
+            f"a line of more than {MAX_HANDSHAKE_LINE:,} bytes",
+        ),
         (b'{"hello": ' + b"9" * 5000 + b"}\n", "a line of more than"),
         (b"GET / HTTP/1.1\r\n\r\n", "what no process of ftrain does"),
         (b"\xff\xfe\n", "what no process of ftrain does"),
@@ -155,7 +160,9 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
     ],
     ids=lambda value: repr(value[:12]),
 )
-def test_a_message_beyond_a_limit_closes_its_connection_with_one_line(server, stranger, capsys, sent, why):
+def test_a_message_beyond_a_limit_closes_its_connection_with_one_line(
+    server, stranger, capsys, sent, why
+):
     stranger.send(sent)
     assert stranger.receive() is None
     (line,) = logged(capsys, "refused a connection")
@@ -178,7 +185,9 @@ def test_a_connection_that_says_nothing_is_closed(server, stranger, capsys, monk
 def test_idle_connections_do_not_keep_a_process_out(server, capsys):
     address, own = server
     with ExitStack() as stack:
-        idle = [stack.enter_context(socket.create_connection(address)) for _ in range(3 * MIN_PENDING)]
+        idle = [
+            stack.enter_context(socket.create_connection(address)) for _ in range(3 * MIN_PENDING)
+        ]
         assert meet(own, address) == [[7, 7], [7, 7]]
         for each in idle[:MIN_PENDING]:  # the oldest had to go
             each.settimeout(30)
@@ -279,10 +288,15 @@ def read_environment(pid: int) -> dict[str, str]:
     return dict(each.split("=", 1) for each in variables if "=" in each)
 
 
-def test_a_process_with_another_token_is_told_what_to_check_and_named_by_the_others(server, tmp_path, capsys):
+def test_a_process_with_another_token_is_told_what_to_check_and_named_by_the_others(
+    server, tmp_path, capsys
+):
     address, own = server
     config = write_config(tmp_path, steps=5, every=5)
-    cluster = {"cluster": {"worker": [f"{address}", "127.0.0.1:1"]}, "task": {"type": "worker", "index": 1}}
+    cluster = {
+        "cluster": {"worker": [f"{address}", "127.0.0.1:1"]},
+        "task": {"type": "worker", "index": 1},
+    }
     variables = {"FTRAIN_CLUSTER": json.dumps(cluster), "FTRAIN_JOB_TOKEN": "b" * 32}
     done = run("train", config, f"run.directory={tmp_path / 'run'}", env=environment() | variables)
     assert done.returncode == 2
@@ -292,7 +306,8 @@ def test_a_process_with_another_token_is_told_what_to_check_and_named_by_the_oth
         done.stderr,
     ), done.stderr
     with pytest.raises(
-        ClusterError, match=r"missing: process 1; .*; refused: process 1 on \S+ at .* another job token"
+        ClusterError,
+        match=r"missing: process 1; .*; refused: process 1 on \S+ at .* another job token",
     ):
         own.gather("the start", None, 0.1)
     (line,) = logged(capsys, "refused a connection")
@@ -338,7 +353,10 @@ def test_tokens_that_are_none(tmp_path, monkeypatch):
     path = tmp_path / FILE
     find_token(tmp_path, {})
     path.chmod(0o644)
-    with pytest.raises(ValueError, match=r"can be read by other users \(mode 644, expected 600\); delete it, or set"):
+    with pytest.raises(
+        ValueError,
+        match=r"can be read by other users \(mode 644, expected 600\); delete it, or set",
+    ):
         find_token(tmp_path, {})
     path.chmod(0o600)
     path.write_text("abc")
@@ -350,6 +368,8 @@ def test_tokens_that_are_none(tmp_path, monkeypatch):
         find_token(tmp_path, {})
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"cannot be read or written: .*; mend that, or set FTRAIN_JOB_TOKEN"):
+    with pytest.raises(
+        ValueError, match=r"cannot be read or written: .*; mend that, or set FTRAIN_JOB_TOKEN"
+    ):
         find_token(tmp_path, {})
     assert not (tmp_path / "elsewhere").exists()

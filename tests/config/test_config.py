@@ -54,7 +54,13 @@ def message_of(path, *overrides) -> str:
 def test_a_plan_is_written_out_in_full(config):
     resolved = plan(load(config, ["seed=3", "model.noise=0.5", "run.directory=/tmp/x"])).resolved()
     assert resolved["seed"] == 3
-    assert resolved["model"] == {"examples": 64, "noise": 0.5, "sizes": [1, 2], "where": ".", "every_steps": 7}
+    assert resolved["model"] == {
+        "examples": 64,
+        "noise": 0.5,
+        "sizes": [1, 2],
+        "where": ".",
+        "every_steps": 7,
+    }
     assert resolved["optimizer"]["use_nesterov"] is False
     assert resolved["optimizer"]["learning_rate"]["alpha"] == 0.0
     assert resolved["checkpoint"] == {"every_secs": 600, **SAVING}
@@ -67,7 +73,12 @@ def test_a_plan_is_written_out_in_full(config):
 
 def test_optional_tables_wrap_the_optimizer(config):
     assert "guard" not in plan(load(config)).resolved()
-    overrides = ["guard.spike=5.0", "loss_scaling.dynamic=false", "optimizer.slot_dtype=float32", "step.accumulate=2"]
+    overrides = [
+        "guard.spike=5.0",
+        "loss_scaling.dynamic=false",
+        "optimizer.slot_dtype=float32",
+        "step.accumulate=2",
+    ]
     planned = plan(load(config, overrides))
     assert planned.resolved()["guard"] == {"spike": 5.0, "window": 100, "patience": 10}
     state, metrics = build(planned).trace()
@@ -87,7 +98,9 @@ def test_choosing_one_way_of_timing_switches_the_other_off(config):
 
 
 def test_a_job_is_built_with_what_the_config_says(config):
-    job = build(plan(load(config, ["checkpoint.keep=7", "step.clip_global_norm=0.5", "step.averages=0.9"])))
+    job = build(
+        plan(load(config, ["checkpoint.keep=7", "step.clip_global_norm=0.5", "step.averages=0.9"]))
+    )
     assert job.saver.manager.retention.keep == 7
     assert job.pipeline.batch_size == 8
     assert job.initial_state().averages is not None
@@ -100,7 +113,12 @@ def test_a_job_is_built_with_what_the_config_says(config):
     ("overrides", "rate"),
     [
         (['optimizer={name="optax.adamw", learning_rate=0.25}'], 0.25),
-        (['optimizer={name="optax.adamw", learning_rate={name="optax.constant_schedule", value=0.5}}'], 0.5),
+        (
+            [
+                'optimizer={name="optax.adamw", learning_rate={name="optax.constant_schedule", value=0.5}}'
+            ],
+            0.5,
+        ),
         (['optimizer={name="ftrain.optimizers.adam:adam", learning_rate=0.125}'], 0.125),
     ],
 )
@@ -111,7 +129,19 @@ def test_components_are_named_by_their_function(config, overrides, rate):
 
 
 def test_arguments_arrive_as_their_annotations_say(config):
-    build(plan(load(config, ["model.sizes=[3]", "model.where=/tmp", "model.options={a=1}", "model.every_steps=2"])))
+    build(
+        plan(
+            load(
+                config,
+                [
+                    "model.sizes=[3]",
+                    "model.where=/tmp",
+                    "model.options={a=1}",
+                    "model.every_steps=2",
+                ],
+            )
+        )
+    )
 
 
 def test_a_schedule_may_take_arrays(config):
@@ -125,60 +155,126 @@ def test_a_schedule_may_take_arrays(config):
 
 
 def test_averages_may_be_of_some_parameters(config):
-    job = build(plan(load(config, ["step.averages=0.9", 'step.averages_of=["w"]', "step.averages_ramp=true"])))
+    job = build(
+        plan(
+            load(config, ["step.averages=0.9", 'step.averages_of=["w"]', "step.averages_ramp=true"])
+        )
+    )
     assert job.initial_state().averages["b"] is None
     message = "step.averages_of: needs step.averages, a decay such as 0.999"
     assert message in message_of(config, 'step.averages_of=["w"]')
 
 
 def test_averages_need_a_decay(config):
-    assert "evaluation.use_averages needs step.averages" in message_of(config, "evaluation.use_averages=true")
+    assert "evaluation.use_averages needs step.averages" in message_of(
+        config, "evaluation.use_averages=true"
+    )
 
 
 BAD = [
     (["data.batchsize=4"], "command line: data.batchsize: unknown key; did you mean batch_size?"),
     (["optimiser.name=adam"], "command line: optimiser: unknown key; did you mean optimizer?"),
     (["sed=1"], "command line: sed: unknown key; did you mean seed?"),
-    (["optimizer.learning_rate.decay_step=3"], "optimizer.learning_rate.decay_step: unknown key; did you"),
+    (
+        ["optimizer.learning_rate.decay_step=3"],
+        "optimizer.learning_rate.decay_step: unknown key; did you",
+    ),
     (["model.exmples=3"], "model.exmples: unknown key; did you mean examples?"),
-    (["data.batch_size=lots"], "command line: data.batch_size: should be a valid integer, got 'lots'"),
+    (
+        ["data.batch_size=lots"],
+        "command line: data.batch_size: should be a valid integer, got 'lots'",
+    ),
     (["data.batch_size=4.5"], "data.batch_size: should be a valid integer, got 4.5"),
     (["data.shuffle=1"], "data.shuffle: should be a valid boolean, got 1"),
-    (["optimizer.learning_rate=fast"], "optimizer.learning_rate: should be a valid number, got 'fast'"),
-    (["optimizer.learning_rate=nan"], "optimizer.learning_rate: should be a finite number, got nan"),
-    (["optimizer.learning_rate=true"], "optimizer.learning_rate: should be a valid number, got True"),
+    (
+        ["optimizer.learning_rate=fast"],
+        "optimizer.learning_rate: should be a valid number, got 'fast'",
+    ),
+    (
+        ["optimizer.learning_rate=nan"],
+        "optimizer.learning_rate: should be a finite number, got nan",
+    ),
+    (
+        ["optimizer.learning_rate=true"],
+        "optimizer.learning_rate: should be a valid number, got True",
+    ),
     (["steps=0"], "command line: steps: should be at least 1, got 0"),
     (["seed=-1"], "command line: seed: should be at least 0 and below 2**32, got -1"),
     (["data.batch_size=0"], "command line: [data] batch_size must be >= 1, got 0"),
     (["data.batch_size=65"], "[data] batch_size 65 is larger than the data, which has 64 examples"),
-    (["mesh.data=3"], "data.batch_size: batch_size 8 does not divide over the 3 devices of the mesh; use 6"),
+    (
+        ["mesh.data=3"],
+        "data.batch_size: batch_size 8 does not divide over the 3 devices of the mesh; use 6",
+    ),
     (["mesh.data=99"], "[mesh] data must be -1 or between 1 and the 4 devices there are, got 99"),
-    (["optimizer.slot_dtype=flot32"], "[optimizer] slot_dtype must be a dtype of real numbers, such as float32, got"),
+    (
+        ["optimizer.slot_dtype=flot32"],
+        "[optimizer] slot_dtype must be a dtype of real numbers, such as float32, got",
+    ),
     (["guard.spike=0.5"], "command line: [guard] spike must be > 1, got 0.5"),
     (["guard.spikes=5"], "guard.spikes: unknown key; did you mean spike?"),
     (["loss_scaling.scale=0.0"], "command line: [loss_scaling] scale must be > 0, got 0.0"),
     (["step.accumulate=0"], "command line: [step] accumulate must be a whole number >= 1, got 0"),
     (["optimizer.momentum=-1.0"], "command line: [optimizer] momentum must be >= 0, got -1.0"),
-    (["optimizer.learning_rate.decay_steps=0"], "[optimizer.learning_rate] decay_steps must be > 0, got 0"),
-    (["checkpoint.keep=0"], "command line: [checkpoint] keep must be a whole number >= 1, or 'all', got 0"),
+    (
+        ["optimizer.learning_rate.decay_steps=0"],
+        "[optimizer.learning_rate] decay_steps must be > 0, got 0",
+    ),
+    (
+        ["checkpoint.keep=0"],
+        "command line: [checkpoint] keep must be a whole number >= 1, or 'all', got 0",
+    ),
     (["checkpoint.every_steps=0"], "every() needs steps > 0, got 0"),
-    (["optimizer.name=adm"], "optimizer.name: there is no 'adm' in ftrain.optimizers; did you mean adam?"),
+    (
+        ["optimizer.name=adm"],
+        "optimizer.name: there is no 'adm' in ftrain.optimizers; did you mean adam?",
+    ),
     (["optimizer.name=from_rule"], "there is no 'from_rule' in ftrain.optimizers"),
-    (["optimizer.name=optax.adamx"], "'optax.adamx' is missing: optax has no function adamx; did you mean adam"),
+    (
+        ["optimizer.name=optax.adamx"],
+        "'optax.adamx' is missing: optax has no function adamx; did you mean adam",
+    ),
     (["optimizer.name=nowhere.at_all:make"], "'nowhere.at_all:make' cannot be imported"),
     (["optimizer.name=.relative"], "'.relative' is not a name; write package.module:name"),
-    (["optimizer.name=3"], "optimizer.name: should be the name of a function, got 3; name one of adadelta, ad"),
-    (["optimizer.learning_rate={rate=1}"], "optimizer.learning_rate.name: is missing; name one of "),
+    (
+        ["optimizer.name=3"],
+        "optimizer.name: should be the name of a function, got 3; name one of adadelta, ad",
+    ),
+    (
+        ["optimizer.learning_rate={rate=1}"],
+        "optimizer.learning_rate.name: is missing; name one of ",
+    ),
     (["task=digit"], "task: there is no 'digit' in ftrain.tasks; did you mean digits?"),
-    (["task=regression:nothing"], "'regression:nothing' is missing: regression has no function nothing"),
-    (["task=regression:broken"], "[model] broken should make an ftrain.tasks.Task, it made 'not a task'"),
+    (
+        ["task=regression:nothing"],
+        "'regression:nothing' is missing: regression has no function nothing",
+    ),
+    (
+        ["task=regression:broken"],
+        "[model] broken should make an ftrain.tasks.Task, it made 'not a task'",
+    ),
     (["seed=4294967296"], "seed: should be at least 0 and below 2**32, got 4294967296"),
-    (["optimizer={name='os.getcwd'}"], "[optimizer] getcwd should make an optax.GradientTransformation, it made '"),
-    (["optimizer={name='builtins.max'}"], "'builtins.max' cannot be used: it does not tell its arguments"),
+    (
+        ["optimizer={name='os.getcwd'}"],
+        "[optimizer] getcwd should make an optax.GradientTransformation, it made '",
+    ),
+    (
+        ["optimizer={name='builtins.max'}"],
+        "'builtins.max' cannot be used: it does not tell its arguments",
+    ),
     (["optimizer={name='math.sqrt', x=3}"], "[optimizer] math.sqrt() takes no keyword arguments"),
-    (["optimizer={name='optax.adamw', learning_rate='fast'}"], "optimizer.learning_rate: should be a valid number"),
-    (["optimizer.learning_rate={name='os.getcwd'}"], "[optimizer.learning_rate] getcwd should make a schedule"),
-    (["optimizer.name=gradient_descent"], "unknown key of gradient_descent; to replace the whole table: opti"),
+    (
+        ["optimizer={name='optax.adamw', learning_rate='fast'}"],
+        "optimizer.learning_rate: should be a valid number",
+    ),
+    (
+        ["optimizer.learning_rate={name='os.getcwd'}"],
+        "[optimizer.learning_rate] getcwd should make a schedule",
+    ),
+    (
+        ["optimizer.name=gradient_descent"],
+        "unknown key of gradient_descent; to replace the whole table: opti",
+    ),
     (["optimizer.name=9x.y:z"], "'9x.y:z' is not a name; write package.module:name"),
     (["model.sizes=[1, 'x']"], "model.sizes.1: should be a valid integer, got 'x'"),
     (["data.batch_size=" + "9" * 5000], "data.batch_size: should be a valid integer, got '999"),
@@ -209,14 +305,37 @@ def test_a_mistake_in_the_file_names_the_file(config):
 def test_a_missing_file_names_its_neighbours(config):
     wrong = config.with_name("jib.toml")
     assert message_of(wrong) == f"{wrong}: there is no such file; there are {config}"
-    assert f"{config.parent}: is a directory without a config.toml; there are {config}\n" in message_of(config.parent)
+    assert (
+        f"{config.parent}: is a directory without a config.toml; there are {config}\n"
+        in message_of(config.parent)
+    )
 
 
-NAMES = st.sampled_from(["adam", "optax.lion", "optax.chain", "optax.MultiSteps", "builtins.dict", "os.getcwd", "a:b"])
-KEYS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
-    ["task", "steps", "seed", "data", "optimizer", "name", "learning_rate", "batch_size", "every_steps", "run"]
+NAMES = st.sampled_from(
+    ["adam", "optax.lion", "optax.chain", "optax.MultiSteps", "builtins.dict", "os.getcwd", "a:b"]
 )
-SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8) | NAMES
+KEYS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
+    [
+        "task",
+        "steps",
+        "seed",
+        "data",
+        "optimizer",
+        "name",
+        "learning_rate",
+        "batch_size",
+        "every_steps",
+        "run",
+    ]
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | NAMES
+)
 VALUES = st.recursive(
     SCALARS.filter(lambda value: value is not None),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
@@ -250,7 +369,11 @@ def test_any_bytes_are_loaded_or_refused_in_words(tmp_path_factory, content):
     assert str(path) in (refusal(path) or str(path))
 
 
-@given(st.lists(st.text(max_size=20) | st.builds("{}={}".format, KEYS, st.text(max_size=12)), max_size=4))
+@given(
+    st.lists(
+        st.text(max_size=20) | st.builds("{}={}".format, KEYS, st.text(max_size=12)), max_size=4
+    )
+)
 def test_any_override_is_planned_or_refused_in_words(tmp_path_factory, overrides):
     path = tmp_path_factory.mktemp("fuzz") / "fuzz.toml"
     path.write_text(CONFIG)
@@ -281,12 +404,17 @@ def test_a_run_without_a_checkpoint_can_still_change(tmp_path):
 def test_changes_that_are_accepted_keep_the_old_config(tmp_path):
     for steps in (3, 4, 5):
         claim_and_start(tmp_path, {"steps": steps}, accept_changes=True)
-    found = {path.name: tomllib.loads(path.read_text())["steps"] for path in tmp_path.glob("*.toml")}
+    found = {
+        path.name: tomllib.loads(path.read_text())["steps"] for path in tmp_path.glob("*.toml")
+    }
     assert found == {"config.toml": 5, "config.1.toml": 3, "config.2.toml": 4}
 
 
 def test_one_process_at_a_time_works_in_a_directory(tmp_path):
-    with claim(tmp_path, {"steps": 3}), pytest.raises(InUseError, match=f"in use by process {os.getpid()}; wait"):
+    with (
+        claim(tmp_path, {"steps": 3}),
+        pytest.raises(InUseError, match=f"in use by process {os.getpid()}; wait"),
+    ):
         claim(tmp_path, {"steps": 3})
     claim(tmp_path, {"steps": 3}).close()
 
@@ -294,14 +422,18 @@ def test_one_process_at_a_time_works_in_a_directory(tmp_path):
 def test_a_damaged_config_of_a_run_is_left_alone(tmp_path):
     claim_and_start(tmp_path, {"steps": 3})
     (tmp_path / "config.toml").write_text("steps = = 3")
-    with pytest.raises(ConfigError, match=r"config.toml: is not valid TOML.*\nnothing was changed; repair it"):
+    with pytest.raises(
+        ConfigError, match=r"config.toml: is not valid TOML.*\nnothing was changed; repair it"
+    ):
         claim(tmp_path, {"steps": 3}, accept_changes=True)
     assert (tmp_path / "config.toml").read_text() == "steps = = 3"
 
 
 def test_a_directory_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"file/run cannot be written: Not a directory; choose another, run.dir"):
+    with pytest.raises(
+        ConfigError, match=r"file/run cannot be written: Not a directory; choose another, run.dir"
+    ):
         claim(tmp_path / "file" / "run", {"steps": 3})
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(ConfigError, match="cannot be written: File exists"):

@@ -108,7 +108,12 @@ def test_every_hook_can_be_named(config, tmp_path):
     assert others["Callback"].when == every(secs=2.5)
     assert others["StopAtStep"].num_steps == 5
     assert others["WaitForStep"].timeout == 1.0
-    named = set(others) | {"CheckpointSaver", "SummarySaver", "Logging", "Evaluator"}  # these have tables
+    named = set(others) | {
+        "CheckpointSaver",
+        "SummarySaver",
+        "Logging",
+        "Evaluator",
+    }  # these have tables
     kinds = {
         name
         for name, value in vars(hooks).items()
@@ -138,7 +143,11 @@ def test_what_is_written_out_reads_back(config):
 def test_the_schema_knows_hooks(config):
     schema, values = json_schema(), load(config).values
     jsonschema.validate(values, schema)
-    for wrong in ({"name": "StopWhen", "patience": 3}, {"name": "StopNever"}, {"name": "Profiler", "stps": 3}):
+    for wrong in (
+        {"name": "StopWhen", "patience": 3},
+        {"name": "StopNever"},
+        {"name": "Profiler", "stps": 3},
+    ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(values | {"hooks": [wrong]}, schema)
 
@@ -146,20 +155,41 @@ def test_the_schema_knows_hooks(config):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('name = "StopWen"', "hooks.0.name: there is no 'StopWen' in ftrain.hooks; did you mean StopWhen?"),
+        (
+            'name = "StopWen"',
+            "hooks.0.name: there is no 'StopWen' in ftrain.hooks; did you mean StopWhen?",
+        ),
         (
             'name = "StopWhen"\nmetric = "loss"\npatince = 2',
             "hooks.0.patince: unknown key; did you mean patience?",
         ),
         ('name = "StopWhen"', "hooks.0.metric: is missing, and it has no default"),
-        ('name = "StopWhen"\nmetric = "loss"', "[hooks.0] StopWhen needs patience, or a threshold, or both"),
+        (
+            'name = "StopWhen"\nmetric = "loss"',
+            "[hooks.0] StopWhen needs patience, or a threshold, or both",
+        ),
         ('name = "CheckpointSaver"', "hooks.0.name: CheckpointSaver has a table: [checkpoint]"),
-        ('name = "Callback"\nfunction = "regression:nothing"', "regression has no function nothing"),
-        ('name = "Callback"\nfunction = 3', 'hooks.0.function: should name a function, "package.module:name", got 3'),
-        ('name = "Callback"\nfunction = "regression:note"\nevery_steps = 3\nat_steps = [4]', "says when in two ways"),
+        (
+            'name = "Callback"\nfunction = "regression:nothing"',
+            "regression has no function nothing",
+        ),
+        (
+            'name = "Callback"\nfunction = 3',
+            'hooks.0.function: should name a function, "package.module:name", got 3',
+        ),
+        (
+            'name = "Callback"\nfunction = "regression:note"\nevery_steps = 3\nat_steps = [4]',
+            "says when in two ways",
+        ),
         ('metric = "loss"', "hooks.0.name: is missing; name one of Callback, FeedBatch"),
-        ('name = ["StopWhen"]', "hooks.0.name: should be the name of a function, got ['StopWhen']; name one of"),
-        ('name = "WaitForStep"\nstep = 3\nread = "x"', 'hooks.0.read: should name a function, "package.module:name"'),
+        (
+            'name = ["StopWhen"]',
+            "hooks.0.name: should be the name of a function, got ['StopWhen']; name one of",
+        ),
+        (
+            'name = "WaitForStep"\nstep = 3\nread = "x"',
+            'hooks.0.read: should name a function, "package.module:name"',
+        ),
         ('name = "regression:regression"', "should make an ftrain.Hook"),
     ],
 )
@@ -181,8 +211,14 @@ def test_a_mistake_names_the_hook(tmp_path, table, message):
         ("hooks=3", "hooks: should be tables, [[hooks]], got 3"),
         ("log.format=5", 'log.format: should name a function, "package.module:name", got 5'),
         ("log.at_steps=[]", "at() needs steps that are whole numbers >= 1, got []"),
-        ("checkpoint.listeners=['regression:nobody']", "checkpoint.listeners: 'regression:nobody' is missing"),
-        ("checkpoint.listeners=['regression:note']", "'regression:note' is not a class of listeners"),
+        (
+            "checkpoint.listeners=['regression:nobody']",
+            "checkpoint.listeners: 'regression:nobody' is missing",
+        ),
+        (
+            "checkpoint.listeners=['regression:note']",
+            "'regression:note' is not a class of listeners",
+        ),
     ],
 )
 def test_values_that_make_no_sense(config, override, message):

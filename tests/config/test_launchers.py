@@ -25,7 +25,9 @@ def test_it_is_its_launchers_between_two_attempts(tmp_path, launcher, monkeypatc
     claim(tmp_path, {"steps": 1}).close()  # the next attempt
     monkeypatch.delenv(LAUNCHER)
     for _ in range(2):  # nor does a try that failed change that
-        with pytest.raises(ConfigError, match=f"is in use by ftrain launch, process {launcher.pid}"):
+        with pytest.raises(
+            ConfigError, match=f"is in use by ftrain launch, process {launcher.pid}"
+        ):
             claim(tmp_path, {"steps": 1})
     launcher.kill()
     launcher.wait()
@@ -41,7 +43,9 @@ def test_a_launcher_of_the_same_number_is_another_one(tmp_path, launcher, monkey
     claim(tmp_path, {"steps": 1}).close()
 
 
-@pytest.mark.parametrize("text", ["launcher\n", "launcher ../self 1 x\n", "\xff\n", "launcher 0 0 0\n"])
+@pytest.mark.parametrize(
+    "text", ["launcher\n", "launcher ../self 1 x\n", "\xff\n", "launcher 0 0 0\n"]
+)
 def test_any_other_text_in_the_lock_means_nothing(tmp_path, text):
     (tmp_path / "run.lock").write_text(text)
     claim(tmp_path, {"steps": 1}).close()

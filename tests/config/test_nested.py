@@ -121,10 +121,14 @@ def test_overrides_reach_into_inner_tables_and_arrays(config):
         + "[[optimizer.args]]\nname = 'optax.clip'\nmax_delta = 1.0\n"
         + "[[optimizer.args]]\nname = 'optax.flatten'\ninner = {name = 'adam', learning_rate = 0.1}\n"
     )
-    planned = plan(load(config, ["optimizer.args.1.inner.learning_rate=0.5", "optimizer.args.0.max_delta=2.0"]))
+    planned = plan(
+        load(config, ["optimizer.args.1.inner.learning_rate=0.5", "optimizer.args.0.max_delta=2.0"])
+    )
     assert planned.resolved()["optimizer"]["args"][0]["max_delta"] == 2.0
     assert planned.resolved()["optimizer"]["args"][1]["inner"]["learning_rate"] == 0.5
-    assert "optimizer.args has 2 entries, 0 to 1" in message_of(config, "optimizer.args.2.max_delta=2.0")
+    assert "optimizer.args has 2 entries, 0 to 1" in message_of(
+        config, "optimizer.args.2.max_delta=2.0"
+    )
 
 
 FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, inner={}}}"
@@ -137,39 +141,79 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
             [FINITE.format("{name='adam', learning_rte=0.1}")],
             "command line: optimizer.inner.learning_rte: unknown key; did you mean learning_rate?",
         ),
-        ([FINITE.format("{name='momentum'}")], "optimizer.inner.learning_rate: is missing, and it has no default"),
-        ([FINITE.format("{name='adm', learning_rate=0.1}")], "optimizer.inner.name: there is no 'adm' in ftrain.opt"),
-        ([FINITE.format("{learning_rate=0.1}")], "optimizer.inner.name: is missing; name one of adadelta"),
-        ([FINITE.format("'adam'")], "optimizer.inner: should be an optimizer, got 'adam'; write a table that calls"),
+        (
+            [FINITE.format("{name='momentum'}")],
+            "optimizer.inner.learning_rate: is missing, and it has no default",
+        ),
+        (
+            [FINITE.format("{name='adm', learning_rate=0.1}")],
+            "optimizer.inner.name: there is no 'adm' in ftrain.opt",
+        ),
+        (
+            [FINITE.format("{learning_rate=0.1}")],
+            "optimizer.inner.name: is missing; name one of adadelta",
+        ),
+        (
+            [FINITE.format("'adam'")],
+            "optimizer.inner: should be an optimizer, got 'adam'; write a table that calls",
+        ),
         (
             [FINITE.format("3")],
             "optimizer.inner: should be an optimizer, got 3; write a table that calls what makes it",
         ),
-        ([FINITE.format("{name='os.getcwd'}")], "[optimizer.inner] getcwd should make an optax.GradientTransformation"),
+        (
+            [FINITE.format("{name='os.getcwd'}")],
+            "[optimizer.inner] getcwd should make an optax.GradientTransformation",
+        ),
         (
             [FINITE.format("{name='adam', learning_rate='x'}")],
             "optimizer.inner.learning_rate: should be a valid number",
         ),
-        ([FINITE.format("{name='adam', learning_rate=0.1, slot_dtype='x'}")], "[optimizer.inner] slot_dtype must be"),
         (
-            [FINITE.format("{name='adam', learning_rate={name='cosine_decay', learning_rate=1.0, decay_step=3}}")],
+            [FINITE.format("{name='adam', learning_rate=0.1, slot_dtype='x'}")],
+            "[optimizer.inner] slot_dtype must be",
+        ),
+        (
+            [
+                FINITE.format(
+                    "{name='adam', learning_rate={name='cosine_decay', learning_rate=1.0, decay_step=3}}"
+                )
+            ],
             "optimizer.inner.learning_rate.decay_step: unknown key; did you mean decay_steps?",
         ),
         (
             ["optimizer={name='optax.apply_if_finite'}"],
             "optimizer.inner: is missing, and it has no default; it is an op",
         ),
-        (["optimizer={name='optax.chain', args=[3]}"], "optimizer.args.0: should be an optimizer, got 3"),
-        (["optimizer={name='optax.chain', args=3}"], "optimizer.args: should be a valid list, got 3"),
-        (["optimizer={name='optax.chain', arg=[]}"], "optimizer.arg: unknown key; did you mean args?"),
+        (
+            ["optimizer={name='optax.chain', args=[3]}"],
+            "optimizer.args.0: should be an optimizer, got 3",
+        ),
+        (
+            ["optimizer={name='optax.chain', args=3}"],
+            "optimizer.args: should be a valid list, got 3",
+        ),
+        (
+            ["optimizer={name='optax.chain', arg=[]}"],
+            "optimizer.arg: unknown key; did you mean args?",
+        ),
         (
             ["optimizer={name='optax.named_chain', args=[['x']]}"],
             "optimizer.args.0: must have 2 entries, got ['x']",
         ),
         (["optimizer={name='optax.tree.map'}"], "optimizer"),
-        (["optimizer={name='math.pi'}"], "optimizer.name: 'math.pi' is no function or class, it is 3.14"),
-        (["optimizer={name=''}"], "optimizer.name: should be the name of a function, got ''; name one of"),
-        (["optimizer={name='optax.'}"], "optimizer.name: 'optax.' is missing: optax has no function"),
+        (
+            ["optimizer={name='math.pi'}"],
+            "optimizer.name: 'math.pi' is no function or class, it is 3.14",
+        ),
+        (
+            ["optimizer={name=''}"],
+            "optimizer.name: should be the name of a function, got ''; name one of",
+        ),
+        (
+            ["optimizer={name='optax.'}"],
+            "optimizer.name: 'optax.' is missing: optax has no function",
+        ),
         (
             ["checkpoint.listeners=['typed_task:Demanding']"],
             "checkpoint.listeners.place: is missing, and it has no def",
@@ -186,8 +230,12 @@ def test_a_module_that_cannot_be_imported_is_two_lines(config, tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_syntax.py").write_text("def task(:\n")
     (tmp_path / "broken_exit.py").write_text("raise SystemExit(3)\n")
-    assert "'broken_syntax:task' cannot be imported: SyntaxError" in message_of(config, "task=broken_syntax:task")
-    assert "'broken_exit:task' cannot be imported: SystemExit: 3" in message_of(config, "task=broken_exit:task")
+    assert "'broken_syntax:task' cannot be imported: SyntaxError" in message_of(
+        config, "task=broken_syntax:task"
+    )
+    assert "'broken_exit:task' cannot be imported: SystemExit: 3" in message_of(
+        config, "task=broken_exit:task"
+    )
 
 
 def test_defaults_are_passed_as_they_are_and_written_out(typed):
@@ -266,13 +314,25 @@ def test_other_types_arrive_as_their_annotations_say(typed):
         ("model.head=[]", "model.head: should be a table, got []"),
         ("model.head={sizes=[1, 'x']}", "model.head.sizes.1: should be a valid integer, got 'x'"),
         ("model.heads={}", "model.heads: should be a valid list, got {}"),
-        ("model.heads=[{}, {width=true}]", "model.heads.1.width: should be a valid integer, got True"),
+        (
+            "model.heads=[{}, {width=true}]",
+            "model.heads.1.width: should be a valid integer, got True",
+        ),
         ("model.heads=[{}, 3]", "model.heads.1: should be a table, got 3"),
-        ("model.encoder.parent={head={}}", "model.encoder.parent.depth: is missing, and it has no default"),
+        (
+            "model.encoder.parent={head={}}",
+            "model.encoder.parent.depth: is missing, and it has no default",
+        ),
         ("model.encoder.parent.parent={depth=1, dpth=2}", "model.encoder.parent.depth: is missing"),
-        ("model.encoder.head.widht=3", "model.encoder.head.widht: unknown key; did you mean width?"),
+        (
+            "model.encoder.head.widht=3",
+            "model.encoder.head.widht: unknown key; did you mean width?",
+        ),
         ("model.encoder.head.width=0", "[model.encoder.head] width must be >= 1, got 0"),
-        ("model.activation=rlu", "model.activation: should be one of RELU ('relu'), GELU ('gelu'), got 'rlu'"),
+        (
+            "model.activation=rlu",
+            "model.activation: should be one of RELU ('relu'), GELU ('gelu'), got 'rlu'",
+        ),
         ("model.level=3", "model.level: should be one of LOW (1), HIGH (2), got 3"),
         ("model.level=true", "model.level: should be one of LOW (1), HIGH (2), got True"),
         ("model.mode=medium", "model.mode: should be 'fast' or 'slow', got 'medium'"),
@@ -287,10 +347,22 @@ def test_other_types_arrive_as_their_annotations_say(typed):
         ("model.span={stp=3}", "model.span.stp: unknown key; did you mean stop?"),
         ("model.options={note='x'}", "model.options.rate: is missing"),
         ("model.norm=3", 'model.norm: should name a function, "package.module:name", got 3'),
-        ("model.opaque=3", "model.opaque: should be a typed_task.Opaque, which TOML cannot express, got 3; write a ta"),
-        ("model.opaque={size=3}", "model.opaque: should be a typed_task.Opaque, which TOML cannot express, got {'size"),
-        ("model.opaque={name='os.getcwd'}", "[model.opaque] getcwd should make an instance of typed_task.Opaque"),
-        ("model.array=[1, 2]", "model.array: should be a numpy.ndarray, which TOML cannot express, got [1, 2]"),
+        (
+            "model.opaque=3",
+            "model.opaque: should be a typed_task.Opaque, which TOML cannot express, got 3; write a ta",
+        ),
+        (
+            "model.opaque={size=3}",
+            "model.opaque: should be a typed_task.Opaque, which TOML cannot express, got {'size",
+        ),
+        (
+            "model.opaque={name='os.getcwd'}",
+            "[model.opaque] getcwd should make an instance of typed_task.Opaque",
+        ),
+        (
+            "model.array=[1, 2]",
+            "model.array: should be a numpy.ndarray, which TOML cannot express, got [1, 2]",
+        ),
     ],
 )
 def test_a_value_of_another_type_names_its_key(typed, override, expected):

@@ -36,11 +36,13 @@ ODD_NAMES = [
     "typed_task:raising",
     "builtins.type",
 ]
-TEXTS = st.sampled_from([*NAMES, *ODD_NAMES, "-1", "nan", "x" * 300, "a\nb", "\x00", "é"]) | st.text(max_size=6)
+TEXTS = st.sampled_from(
+    [*NAMES, *ODD_NAMES, "-1", "nan", "x" * 300, "a\nb", "\x00", "é"]
+) | st.text(max_size=6)
 SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.dates() | TEXTS
-KEYS = st.sampled_from(["name", "inner", "optimizer", "args", "learning_rate", "opt", "leaf", "axes"]) | st.text(
-    max_size=4
-)
+KEYS = st.sampled_from(
+    ["name", "inner", "optimizer", "args", "learning_rate", "opt", "leaf", "axes"]
+) | st.text(max_size=4)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
@@ -49,7 +51,8 @@ VALUES = st.recursive(
 OPTIMIZERS = st.recursive(
     st.fixed_dictionaries({"name": TEXTS, "learning_rate": VALUES}) | SCALARS,
     lambda inner: st.fixed_dictionaries(
-        {"name": st.sampled_from(NAMES)}, optional={"inner": inner, "opt": inner, "args": st.lists(inner, max_size=2)}
+        {"name": st.sampled_from(NAMES)},
+        optional={"inner": inner, "opt": inner, "args": st.lists(inner, max_size=2)},
     ),
     max_leaves=4,
 )
@@ -57,7 +60,12 @@ OPTIMIZERS = st.recursive(
 
 def places(table: dict, path: tuple = ()) -> list[tuple]:
     """The path of every value and of every table."""
-    inner = [place for key, value in table.items() if isinstance(value, dict) for place in places(value, (*path, key))]
+    inner = [
+        place
+        for key, value in table.items()
+        if isinstance(value, dict)
+        for place in places(value, (*path, key))
+    ]
     return [(*path, key) for key in table] + inner
 
 
@@ -90,7 +98,9 @@ def replaced(values: dict, place: tuple, value: object) -> dict:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("odd", [3, -1, 1.5, "", "x", True, [], [3], {}, {"name": ""}, {"name": 3}, [{"name": "x"}]])
+@pytest.mark.parametrize(
+    "odd", [3, -1, 1.5, "", "x", True, [], [3], {}, {"name": ""}, {"name": 3}, [{"name": "x"}]]
+)
 def test_every_key_of_a_shipped_config_with_an_odd_value(tmp_path, config, odd):
     values = tomllib.loads(config.read_text())
     for place in places(values):
@@ -108,7 +118,12 @@ def test_any_key_of_a_shipped_config_with_any_value(tmp_path, config, value, dat
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(optimizer=OPTIMIZERS)
 def test_any_optimizer_is_built_or_refused(tmp_path, optimizer):
-    values = {"task": "regression:regression", "steps": 3, "data": {"batch_size": 8}, "optimizer": optimizer}
+    values = {
+        "task": "regression:regression",
+        "steps": 3,
+        "data": {"batch_size": 8},
+        "optimizer": optimizer,
+    }
     planned = plan_or_refusal(tmp_path / "job.toml", values)
     if isinstance(planned, Plan):
         with contextlib.suppress(ConfigError):
@@ -136,5 +151,10 @@ MORE_FIELDS = ["span", "options", "norm", "opaque", "array", "unresolved"]
 @given(model=st.dictionaries(st.sampled_from(FIELDS + MORE_FIELDS), VALUES, max_size=3))
 def test_any_arguments_of_a_task_are_planned_or_refused(tmp_path, model):
     optimizer = {"name": "adam", "learning_rate": 0.1}
-    values = {"task": "typed_task:typed", "steps": 3, "data": {"batch_size": 8}, "optimizer": optimizer}
+    values = {
+        "task": "typed_task:typed",
+        "steps": 3,
+        "data": {"batch_size": 8},
+        "optimizer": optimizer,
+    }
     check_refusal(tmp_path, values | {"model": model})

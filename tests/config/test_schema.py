@@ -42,5 +42,7 @@ def test_mistakes_are_found(validator, change):
 
 def test_names_of_other_packages_pass(validator):
     config = tomllib.loads(CONFIGS[0].read_text())
-    validator.validate(config | {"optimizer": {"name": "optax.lion", "learning_rate": 0.1, "b1": 0.8}})
+    validator.validate(
+        config | {"optimizer": {"name": "optax.lion", "learning_rate": 0.1, "b1": 0.8}}
+    )
     validator.validate(config | {"task": "mine.module:task", "model": {"anything": 3}})

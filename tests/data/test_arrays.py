@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from ftrain.data import ArraySource
 
-ARRAYS = {"x": np.arange(24, dtype=np.float32).reshape(12, 2), "label": np.arange(12, dtype=np.int16)}
+ARRAYS = {
+    "x": np.arange(24, dtype=np.float32).reshape(12, 2),
+    "label": np.arange(12, dtype=np.int16),
+}
 INDICES = np.array([11, 0, 5])
 
 
@@ -23,7 +26,10 @@ def check(source: ArraySource, arrays=ARRAYS) -> None:
 def test_an_npz_file_is_mapped_where_its_arrays_lie(tmp_path):
     np.savez(tmp_path / "data.npz", **ARRAYS)
     source = ArraySource.open(tmp_path / "data.npz")
-    assert all(isinstance(array.base, np.memmap) or isinstance(array, np.memmap) for array in source.arrays.values())
+    assert all(
+        isinstance(array.base, np.memmap) or isinstance(array, np.memmap)
+        for array in source.arrays.values()
+    )
     check(source)
 
 
@@ -60,7 +66,9 @@ def test_other_files_are_refused_by_name(tmp_path, content):
 
 def test_objects_are_refused(tmp_path):
     np.savez(tmp_path / "data.npz", x=np.array([None, "a"], object))
-    with pytest.raises(ValueError, match=r"data\.npz: array x\.npy cannot be read: it holds Python objects"):
+    with pytest.raises(
+        ValueError, match=r"data\.npz: array x\.npy cannot be read: it holds Python objects"
+    ):
         ArraySource.open(tmp_path / "data.npz")
 
 

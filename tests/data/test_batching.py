@@ -4,7 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.coordination import EndOfData
-from ftrain.data import ArraySource, Buckets, MapSource, Pad, Pipeline, RangeSource, example_lengths, feed
+from ftrain.data import (
+    ArraySource,
+    Buckets,
+    MapSource,
+    Pad,
+    Pipeline,
+    RangeSource,
+    example_lengths,
+    feed,
+)
 
 
 def numbers(count: int) -> ArraySource:
@@ -38,7 +47,10 @@ def test_feeding_begins_and_ends_where_it_should():
     pipeline = Pipeline(numbers(100), batch_size=8, epochs=2, last="keep")
     sizes = [len(batch["n"]) for batch in feed(pipeline, start=20)]
     assert sizes == [8, 8, 8, 8, 8]
-    assert [len(batch["n"]) for batch in feed(Pipeline(numbers(99), batch_size=8, epochs=1, last="keep"), 11)] == [8, 3]
+    assert [
+        len(batch["n"])
+        for batch in feed(Pipeline(numbers(99), batch_size=8, epochs=1, last="keep"), 11)
+    ] == [8, 3]
     assert list(feed(pipeline, start=25)) == []
     assert list(feed(pipeline, start=99)) == []
 
@@ -47,7 +59,13 @@ def test_batches_of_a_bucket_are_alike_in_length():
     source = sentences()
     lengths = example_lengths(source, "words")
     buckets = Buckets(lengths, [4, 8, 13])
-    pipeline = Pipeline(source, batch_size=8, buckets=buckets, pad={"words": Pad(value=-1, lengths="length")}, epochs=3)
+    pipeline = Pipeline(
+        source,
+        batch_size=8,
+        buckets=buckets,
+        pad={"words": Pad(value=-1, lengths="length")},
+        epochs=3,
+    )
     least = {4: 1, 8: 5, 13: 9}
     shapes = set()
     for batch in feed(pipeline):
@@ -64,14 +82,21 @@ def test_buckets_see_each_example_once_an_epoch_and_lose_none():
     buckets = Buckets(example_lengths(source, "words"), [4, 8, 13], batch_sizes=[16, 8, 4])
 
     def seen(last):
-        made = Pipeline(source, batch_size=1, buckets=buckets, pad={"words": Pad()}, last=last, epochs=3, seed=9)
+        made = Pipeline(
+            source, batch_size=1, buckets=buckets, pad={"words": Pad()}, last=last, epochs=3, seed=9
+        )
         batches = list(made)
         assert len(batches) == made.steps
-        return [len(batch["n"]) for batch in batches], np.concatenate([batch["n"] for batch in batches])
+        return [len(batch["n"]) for batch in batches], np.concatenate(
+            [batch["n"] for batch in batches]
+        )
 
     sizes, kept = seen("keep")
     assert np.bincount(kept).tolist() == [3] * 200
-    assert sizes[-2:] == [3 * 61 % 8, 3 * 75 % 4]  # what is left over of the second and the third bucket
+    assert sizes[-2:] == [
+        3 * 61 % 8,
+        3 * 75 % 4,
+    ]  # what is left over of the second and the third bucket
     full, dropped = seen("drop")
     assert full == sizes[:-2]
     np.testing.assert_array_equal(dropped, kept[: len(dropped)])
@@ -90,7 +115,9 @@ def test_buckets_on_several_processes_are_slices_of_the_same_batches():
     buckets = Buckets(example_lengths(source, "words"), [4, 8, 13])
 
     def make(**options):
-        return Pipeline(source, batch_size=8, buckets=buckets, pad={"words": Pad()}, seed=2, **options)
+        return Pipeline(
+            source, batch_size=8, buckets=buckets, pad={"words": Pad()}, seed=2, **options
+        )
 
     for step in range(30):
         whole = make().batch(step)["words"]
@@ -101,10 +128,14 @@ def test_buckets_on_several_processes_are_slices_of_the_same_batches():
 def test_boundaries_and_lengths_must_fit():
     lengths = np.array([1, 5, 9])
     with pytest.raises(
-        ValueError, match="1 examples are longer than the last boundary, 8, the first of them example 2 "
+        ValueError,
+        match="1 examples are longer than the last boundary, 8, the first of them example 2 ",
     ):
         Buckets(lengths, [4, 8])
-    assert [members.tolist() for members in Buckets(lengths, [4, 8], longer="drop").members()] == [[0], [1]]
+    assert [members.tolist() for members in Buckets(lengths, [4, 8], longer="drop").members()] == [
+        [0],
+        [1],
+    ]
     with pytest.raises(ValueError, match="boundaries must be increasing"):
         Buckets(lengths, [8, 4])
     with pytest.raises(ValueError, match="there are 3 lengths, but 10 examples"):
@@ -127,8 +158,14 @@ def test_boundaries_and_lengths_must_fit():
         ({"threads": 0}, "threads must be >= 1, got 0"),
         ({"workers": -1}, "workers must be >= 0, got -1"),
         ({"seed": -1}, "seed must be >= 0, got -1"),
-        ({"shard_count": 2, "pad": {"n": Pad()}}, "cannot agree on the longest example of a batch; give Pad a length"),
-        ({"shard_count": 2, "epochs": 1, "last": "keep"}, "leaves batches that do not divide over 2 processes"),
+        (
+            {"shard_count": 2, "pad": {"n": Pad()}},
+            "cannot agree on the longest example of a batch; give Pad a length",
+        ),
+        (
+            {"shard_count": 2, "epochs": 1, "last": "keep"},
+            "leaves batches that do not divide over 2 processes",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(options, message):

@@ -22,7 +22,9 @@ def test_examples_are_mapped_one_by_one_also_to_unequal_lengths():
 
 
 def test_numbers_of_several_dtypes_would_depend_on_the_company():
-    source = MapSource(numbers(), lambda example: {"v": int(example["n"]) if example["n"] < 8 else 0.5}, each=True)
+    source = MapSource(
+        numbers(), lambda example: {"v": int(example["n"]) if example["n"] < 8 else 0.5}, each=True
+    )
     assert source.read(np.arange(8))["v"].dtype == np.int64
     with pytest.raises(ValueError, match="gave v as float64 and as int64; make it one of them"):
         source.read(np.arange(16))
@@ -40,18 +42,26 @@ def test_a_source_of_ones_own_is_checked():
             return self.answer
 
     assert Pipeline(Careless({"x": [1, 2]}), batch_size=2).batch(0)["x"].tolist() == [1, 2]
-    with pytest.raises(ValueError, match=r"Careless gave x with the shape \(3,\), wanted 2 along the first axis"):
+    with pytest.raises(
+        ValueError, match=r"Careless gave x with the shape \(3,\), wanted 2 along the first axis"
+    ):
         Pipeline(Careless({"x": np.ones(3)}), batch_size=2).batch(0)
-    with pytest.raises(TypeError, match="Careless should answer with a dict of arrays, got ndarray"):
+    with pytest.raises(
+        TypeError, match="Careless should answer with a dict of arrays, got ndarray"
+    ):
         Pipeline(Careless(np.ones(2)), batch_size=2).batch(0)
-    with pytest.raises(TypeError, match=r"a source has a length and read\(indices\), dict has not; use ArraySource"):
+    with pytest.raises(
+        TypeError, match=r"a source has a length and read\(indices\), dict has not; use ArraySource"
+    ):
         Pipeline({"x": np.ones(3)}, batch_size=1)
 
 
 def test_what_a_function_answers_is_checked():
     with pytest.raises(TypeError, match="should answer with a dict of arrays, got list"):
         MapSource(numbers(), lambda batch: [1]).read(np.array([0]))
-    with pytest.raises(ValueError, match=r"gave n with the shape \(1,\), wanted 2 along the first axis"):
+    with pytest.raises(
+        ValueError, match=r"gave n with the shape \(1,\), wanted 2 along the first axis"
+    ):
         MapSource(numbers(), lambda batch: {"n": batch["n"][:1]}).read(np.array([0, 1]))
 
 
@@ -62,7 +72,9 @@ def fail_at_seven(example):
 
 
 def test_an_error_tells_the_function_the_source_and_the_example():
-    pipeline = Pipeline(MapSource(numbers(), fail_at_seven, each=True), batch_size=10, shuffle=False)
+    pipeline = Pipeline(
+        MapSource(numbers(), fail_at_seven, each=True), batch_size=10, shuffle=False
+    )
     with pytest.raises(KeyError) as caught:
         pipeline.batch(0)
     assert caught.value.__notes__ == [

@@ -37,22 +37,33 @@ def numbers(data) -> list[list[int]]:
 
 
 def batch(tmp_path):
-    assert numbers(Pipeline(source(), batch_size=4, shuffle=False, epochs=1)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert numbers(Pipeline(source(), batch_size=4, shuffle=False, epochs=1)) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
     kept = Pipeline(source(), batch_size=4, shuffle=False, epochs=1, last="keep")
     assert numbers(kept)[-1] == [8, 9]  # allow_smaller_final_batch
     rows = ({"row": np.arange(n)} for n in (1, 3))
-    assert next(iter(Stream(rows, batch_size=2, pad={"row": Pad()})))["row"].tolist() == [[0, 0, 0], [0, 1, 2]]
+    assert next(iter(Stream(rows, batch_size=2, pad={"row": Pad()})))["row"].tolist() == [
+        [0, 0, 0],
+        [0, 1, 2],
+    ]
 
 
 def shuffle_batch(tmp_path):
-    first, second = (Pipeline(source(), batch_size=10, seed=seed).batch(0)["n"].tolist() for seed in (1, 2))
+    first, second = (
+        Pipeline(source(), batch_size=10, seed=seed).batch(0)["n"].tolist() for seed in (1, 2)
+    )
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
 
 
 def batch_join(tmp_path):
     both = ConcatSource([source(0, 3), source(100, 3)])
-    assert numbers(Pipeline(both, batch_size=3, shuffle=False, epochs=1)) == [[0, 1, 2], [100, 101, 102]]
+    assert numbers(Pipeline(both, batch_size=3, shuffle=False, epochs=1)) == [
+        [0, 1, 2],
+        [100, 101, 102],
+    ]
 
 
 def shuffle_batch_join(tmp_path):
@@ -62,14 +73,16 @@ def shuffle_batch_join(tmp_path):
 
 
 def maybe_batch(tmp_path):
-    assert numbers(Pipeline(FilterSource(source(), is_even), batch_size=5, shuffle=False, epochs=1)) == [
-        [0, 2, 4, 6, 8]
-    ]
+    assert numbers(
+        Pipeline(FilterSource(source(), is_even), batch_size=5, shuffle=False, epochs=1)
+    ) == [[0, 2, 4, 6, 8]]
 
 
 def maybe_batch_join(tmp_path):
     both = ConcatSource([FilterSource(source(), is_even), FilterSource(source(100, 4), is_even)])
-    assert numbers(Pipeline(both, batch_size=7, shuffle=False, epochs=1)) == [[0, 2, 4, 6, 8, 100, 102]]
+    assert numbers(Pipeline(both, batch_size=7, shuffle=False, epochs=1)) == [
+        [0, 2, 4, 6, 8, 100, 102]
+    ]
 
 
 def maybe_shuffle_batch(tmp_path):
@@ -89,7 +102,11 @@ def input_producer(tmp_path):
 
 
 def range_input_producer(tmp_path):
-    assert Pipeline(RangeSource(6), batch_size=3, shuffle=False).batch(1)["index"].tolist() == [3, 4, 5]
+    assert Pipeline(RangeSource(6), batch_size=3, shuffle=False).batch(1)["index"].tolist() == [
+        3,
+        4,
+        5,
+    ]
 
 
 def slice_input_producer(tmp_path):
@@ -101,7 +118,9 @@ def slice_input_producer(tmp_path):
 def string_input_producer(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     (tmp_path / "b.txt").write_text("three\n")
-    lines = Pipeline(TextSource(str(tmp_path / "*.txt")), batch_size=3, shuffle=False).batch(0)["text"]
+    lines = Pipeline(TextSource(str(tmp_path / "*.txt")), batch_size=3, shuffle=False).batch(0)[
+        "text"
+    ]
     assert lines.tolist() == ["one", "two", "three"]
     names = Pipeline(ArraySource({"name": np.array(["a", "b"])}), batch_size=2).batch(0)["name"]
     assert sorted(names.tolist()) == ["a", "b"]
@@ -117,7 +136,10 @@ def limit_epochs(tmp_path):
 def match_filenames_once(tmp_path):
     for name in ("b", "a"):
         (tmp_path / f"{name}.tfrecord").touch()
-    assert [path.name for path in match_files(str(tmp_path / "*.tfrecord"))] == ["a.tfrecord", "b.tfrecord"]
+    assert [path.name for path in match_files(str(tmp_path / "*.tfrecord"))] == [
+        "a.tfrecord",
+        "b.tfrecord",
+    ]
 
 
 JOBS = [

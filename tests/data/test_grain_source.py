@@ -26,7 +26,9 @@ def test_its_batches_are_functions_of_seed_and_step():
 
 def test_what_was_filtered_out_is_named():
     source = GrainSource(dataset().filter(lambda element: element["n"] != 3))
-    with pytest.raises(ValueError, match="element 3 was filtered out: filter with a FilterSource instead"):
+    with pytest.raises(
+        ValueError, match="element 3 was filtered out: filter with a FilterSource instead"
+    ):
         source.read(np.arange(5))
 
 

@@ -35,19 +35,37 @@ def test_empty_rows_take_the_form_of_the_others():
 
 def test_texts_are_padded_too():
     rows = to_rows([np.array([b"a", b"b"], object), np.array([b"c"], object)])
-    assert pad_batch({"x": rows}, {"x": Pad(value=b"")})["x"].tolist() == [[b"a", b"b"], [b"c", b""]]
-    assert pad_batch({"x": rows}, {"x": Pad(value=b"p\0")})["x"].tolist() == [[b"a", b"b"], [b"c", b"p\0"]]
+    assert pad_batch({"x": rows}, {"x": Pad(value=b"")})["x"].tolist() == [
+        [b"a", b"b"],
+        [b"c", b""],
+    ]
+    assert pad_batch({"x": rows}, {"x": Pad(value=b"p\0")})["x"].tolist() == [
+        [b"a", b"b"],
+        [b"c", b"p\0"],
+    ]
 
 
 @pytest.mark.parametrize(
     ("batch", "pad", "message"),
     [
-        ({"x": ROWS}, Pad(2), r"row 0: x has 3 values, wanted at most 2; Pad\(truncate=True\) cuts it"),
+        (
+            {"x": ROWS},
+            Pad(2),
+            r"row 0: x has 3 values, wanted at most 2; Pad\(truncate=True\) cuts it",
+        ),
         ({"x": ROWS}, Pad(value=1.5), r"x holds int64, which cannot be padded with 1\.5"),
-        ({"x": ROWS, "n": ROWS}, Pad(lengths="n"), "the lengths of x would take the place of the feature n"),
+        (
+            {"x": ROWS, "n": ROWS},
+            Pad(lengths="n"),
+            "the lengths of x would take the place of the feature n",
+        ),
         ({"y": ROWS}, Pad(), "there is no feature x to pad; there are y"),
         ({"x": np.arange(3)}, Pad(), "feature x has no length to pad: it holds single values"),
-        ({"x": to_rows([np.ones((1, 2)), np.ones((2, 3))])}, Pad(), "feature x has values of several shapes"),
+        (
+            {"x": to_rows([np.ones((1, 2)), np.ones((2, 3))])},
+            Pad(),
+            "feature x has values of several shapes",
+        ),
     ],
 )
 def test_what_cannot_be_padded_is_named(batch, pad, message):

@@ -24,7 +24,11 @@ def test_large_ranges_keep_numbers_apart_and_inside(length, seed, data):
 
 
 def test_keys_choose_other_permutations():
-    made = {tuple(permute(np.arange(100), 100, (seed, epoch))) for seed in range(20) for epoch in range(20)}
+    made = {
+        tuple(permute(np.arange(100), 100, (seed, epoch)))
+        for seed in range(20)
+        for epoch in range(20)
+    }
     assert len(made) == 400
 
 
@@ -78,6 +82,9 @@ def test_the_statistics_find_out_a_poor_shuffle():
 
 def test_ten_billion_examples_cost_nothing():
     pipeline = Pipeline(RangeSource(10**10), batch_size=64, seed=5)
-    first, far = pipeline.batch(0)["index"], pipeline.batch(3 * 10**8)["index"]  # in the second epoch
+    first, far = (
+        pipeline.batch(0)["index"],
+        pipeline.batch(3 * 10**8)["index"],
+    )  # in the second epoch
     assert len(np.unique(np.concatenate([first, far]))) == 128
     assert first.max() > 10**9

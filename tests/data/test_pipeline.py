@@ -64,7 +64,10 @@ def test_several_batches_at_once_are_the_same(start, count, shard_count):
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"batch_size": 11}, "batch_size 11 is larger than the data, which has 10 examples"),
         ({"batch_size": 5, "shard_count": 2}, "batch_size 5 does not divide over 2 processes"),
-        ({"batch_size": 4, "shard_index": 2, "shard_count": 2}, r"shard_index must be in \[0, 2\), got 2"),
+        (
+            {"batch_size": 4, "shard_index": 2, "shard_count": 2},
+            r"shard_index must be in \[0, 2\), got 2",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(options, message):

@@ -32,10 +32,14 @@ def take(pipeline: Pipeline, count: int, start: int = 0):
         batches.close()
 
 
-@pytest.mark.parametrize("options", [{"threads": 4}, {"workers": 2}, {"threads": 3, "epochs": 9, "last": "keep"}])
+@pytest.mark.parametrize(
+    "options", [{"threads": 4}, {"workers": 2}, {"threads": 3, "epochs": 9, "last": "keep"}]
+)
 def test_who_reads_makes_no_difference(pipeline, options):
     plain = make(pipeline, transform=slow_transforms.jitter)
-    for step, batch in enumerate(take(make(pipeline, transform=slow_transforms.jitter, **options), 40, start=5), 5):
+    for step, batch in enumerate(
+        take(make(pipeline, transform=slow_transforms.jitter, **options), 40, start=5), 5
+    ):
         expected = plain.batch(step)
         np.testing.assert_array_equal(batch["x"], expected["x"])
         np.testing.assert_array_equal(batch["y"], expected["y"])
@@ -47,7 +51,14 @@ def test_random_transforms_differ_by_epoch_and_not_by_process():
     first, second = whole.batch(0)["x"], whole.batch(1)["x"]
     assert len(np.unique(np.concatenate([first, second]))) == 36
     parts = [
-        Pipeline(source, batch_size=6, seed=1, transform=slow_transforms.jitter, shard_index=at, shard_count=3).batch(1)
+        Pipeline(
+            source,
+            batch_size=6,
+            seed=1,
+            transform=slow_transforms.jitter,
+            shard_index=at,
+            shard_count=3,
+        ).batch(1)
         for at in range(3)
     ]
     np.testing.assert_array_equal(np.concatenate([part["x"] for part in parts]), second)
@@ -64,7 +75,9 @@ def test_workers_are_other_processes_and_end_with_the_feed(pipeline):
 @pytest.mark.parametrize("options", [{}, {"threads": 2}, {"workers": 1}])
 def test_an_error_arrives_with_the_source_and_the_example(options):
     source = ArraySource({"n": np.arange(64)})
-    pipeline = Pipeline(source, batch_size=8, shuffle=False, transform=slow_transforms.fail, **options)
+    pipeline = Pipeline(
+        source, batch_size=8, shuffle=False, transform=slow_transforms.fail, **options
+    )
     batches = feed(pipeline)
     for _ in range(2):
         next(batches)  # although it may have been read together with the one that fails
@@ -90,13 +103,24 @@ def test_a_feed_that_is_forgotten_ends(pipeline):
 
 def test_a_feed_gives_what_iterating_gives(pipeline):
     rows = [np.arange(length) for length in (3, 3, 2, 5)]
-    ragged = Pipeline(ArraySource({"r": np.array([*rows, None], object)[:4]}), batch_size=2, shuffle=False, epochs=1)
-    assert [batch["r"].shape for batch in feed(ragged)] == [batch["r"].shape for batch in ragged] == [(2, 3), (2,)]
+    ragged = Pipeline(
+        ArraySource({"r": np.array([*rows, None], object)[:4]}),
+        batch_size=2,
+        shuffle=False,
+        epochs=1,
+    )
+    assert (
+        [batch["r"].shape for batch in feed(ragged)]
+        == [batch["r"].shape for batch in ragged]
+        == [(2, 3), (2,)]
+    )
 
 
 def test_an_error_that_cannot_be_sent_is_told_all_the_same():
     source = ArraySource({"n": np.arange(64)})
-    pipeline = Pipeline(source, batch_size=8, shuffle=False, transform=slow_transforms.raise_peculiar, workers=1)
+    pipeline = Pipeline(
+        source, batch_size=8, shuffle=False, transform=slow_transforms.raise_peculiar, workers=1
+    )
     batches = feed(pipeline)
     with pytest.raises(RuntimeError, match="Peculiar: peculiar") as caught:
         list(batches)
@@ -118,14 +142,18 @@ def test_a_source_that_stops_ends_the_data():
 
 def test_a_worker_that_dies_is_told(pipeline):
     batches = feed(make(pipeline, transform=slow_transforms.die, workers=1))
-    with pytest.raises(RuntimeError, match=r"that read from ArraySource\(x, y\) is gone \(exit code 1\)"):
+    with pytest.raises(
+        RuntimeError, match=r"that read from ArraySource\(x, y\) is gone \(exit code 1\)"
+    ):
         next(batches)
     batches.close()
 
 
 def test_what_cannot_be_sent_to_a_worker_is_told(pipeline):
     batches = feed(make(pipeline, transform=lambda example, rng: example, workers=1))
-    with pytest.raises(TypeError, match=r"ArraySource\(x, y\) cannot be sent to a worker process: .*no lambdas"):
+    with pytest.raises(
+        TypeError, match=r"ArraySource\(x, y\) cannot be sent to a worker process: .*no lambdas"
+    ):
         next(batches)
     batches.close()
 
@@ -150,7 +178,11 @@ def test_a_read_that_hangs_does_not_keep_the_process(tmp_path, options):
         )
     )
     ran = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(FOLDER)}
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(FOLDER)},
     )
     assert ran.stdout == "closed\n", ran.stderr
 
@@ -191,7 +223,11 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
         )
     )
     ran = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, timeout=120, env={"PYTHONPATH": str(FOLDER)}
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(FOLDER)},
     )
     worker = Path(f"/proc/{int(ran.stdout)}")
     for _ in range(300):

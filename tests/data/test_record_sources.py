@@ -34,7 +34,9 @@ SPEC = {"n": Fixed(dtype="int64"), "floats": Fixed((3,)), "words": Ragged("int64
 
 def example(number: int) -> bytes:
     words = np.full(number % 7, number)
-    return encode_example({"n": number, "floats": np.full(3, number / 2, np.float32), "words": words})
+    return encode_example(
+        {"n": number, "floats": np.full(3, number / 2, np.float32), "words": words}
+    )
 
 
 def write(path, count: int = 100, **options):
@@ -74,7 +76,9 @@ def test_sequences_are_padded_by_the_pipeline(tmp_path):
         for number in range(10):
             steps = [np.full(2, at, np.float32) for at in range(number)]
             writer.write(encode_sequence_example({"n": number}, {"frames": steps}))
-    source = RecordSource(tmp_path / "s.tfrecord", {"n": Fixed(dtype="int64")}, sequence={"frames": Ragged("float32")})
+    source = RecordSource(
+        tmp_path / "s.tfrecord", {"n": Fixed(dtype="int64")}, sequence={"frames": Ragged("float32")}
+    )
     assert [len(frames) for frames in source.read(np.arange(10))["frames"]] == list(range(10))
     data = Pipeline(source, batch_size=5, shuffle=False, pad={"frames": Pad(9, lengths="count")})
     for step in range(2):
@@ -101,9 +105,16 @@ def test_a_damaged_record_is_told_by_file_number_and_place(shards, pattern):
         DamagedRecordError, match=r"00001-of-00004\.tfrecord: record 29 at byte \d+ is damaged"
     ) as caught:
         pipeline.batch(5)
-    assert caught.value.__notes__[-1].startswith("while the input of step 6 was read from RecordSource(")
-    assert caught.value.__notes__[0] == "RecordSource(..., on_damage='skip') leaves damaged records out"
-    with pytest.warns(UserWarning, match="1 damaged records are left out, first: .*record 29 at byte"):
+    assert caught.value.__notes__[-1].startswith(
+        "while the input of step 6 was read from RecordSource("
+    )
+    assert (
+        caught.value.__notes__[0]
+        == "RecordSource(..., on_damage='skip') leaves damaged records out"
+    )
+    with pytest.warns(
+        UserWarning, match="1 damaged records are left out, first: .*record 29 at byte"
+    ):
         skipping = RecordSource(pattern, SPEC, on_damage="skip")
     assert len(skipping) == 99
     assert [damage.number for damage in skipping.damages] == [29]
@@ -112,7 +123,10 @@ def test_a_damaged_record_is_told_by_file_number_and_place(shards, pattern):
 
 def test_what_does_not_fit_the_spec_is_told_with_feature_and_record(pattern):
     source = RecordSource(pattern, {"floats": Fixed((4,))})
-    with pytest.raises(SpecError, match=r"00002-of-00004\.tfrecord: record 5: feature floats has 3 values, wanted 4"):
+    with pytest.raises(
+        SpecError,
+        match=r"00002-of-00004\.tfrecord: record 5: feature floats has 3 values, wanted 4",
+    ):
         source.read(np.array([65]))
 
 
@@ -123,12 +137,16 @@ def test_what_depends_on_the_company_is_refused(pattern, feature):
 
 
 def test_a_misspelt_feature_is_told(pattern):
-    with pytest.warns(UserWarning, match="none of the first 32 records has word; they have floats, n, words"):
+    with pytest.warns(
+        UserWarning, match="none of the first 32 records has word; they have floats, n, words"
+    ):
         source = RecordSource(pattern, {"word": Ragged("int64")})
     assert len(source.read(np.array([3]))["word"][0]) == 0
     with pytest.warns(UserWarning, match="has m; they have"):
         source = RecordSource(pattern, {"m": Fixed(dtype="int64")})
-    with pytest.raises(SpecError, match=r"feature m has no values, wanted 1 .*; the record has floats, n, words"):
+    with pytest.raises(
+        SpecError, match=r"feature m has no values, wanted 1 .*; the record has floats, n, words"
+    ):
         source.read(np.arange(20))
 
 
@@ -147,12 +165,23 @@ def pipelines(pattern) -> dict:
     return {
         "plain": lambda **more: Pipeline(source, batch_size=8, pad=pad, seed=7, **more),
         "in order": lambda **more: Pipeline(source, batch_size=8, pad=pad, shuffle=False, **more),
-        "mixed": lambda **more: Pipeline(MixSource([source, source], [3, 1]), batch_size=8, pad=pad, seed=1, **more),
-        "transformed": lambda **more: Pipeline(source, batch_size=8, pad=pad, transform=disturb, seed=7, **more),
-        "buckets": lambda **more: Pipeline(
-            source, batch_size=8, buckets=Buckets(lengths, [3, 7]), pad={"words": Pad()}, seed=7, **more
+        "mixed": lambda **more: Pipeline(
+            MixSource([source, source], [3, 1]), batch_size=8, pad=pad, seed=1, **more
         ),
-        "mapped": lambda **more: Pipeline(MapSource(source, only_numbers), batch_size=8, seed=3, **more),
+        "transformed": lambda **more: Pipeline(
+            source, batch_size=8, pad=pad, transform=disturb, seed=7, **more
+        ),
+        "buckets": lambda **more: Pipeline(
+            source,
+            batch_size=8,
+            buckets=Buckets(lengths, [3, 7]),
+            pad={"words": Pad()},
+            seed=7,
+            **more,
+        ),
+        "mapped": lambda **more: Pipeline(
+            MapSource(source, only_numbers), batch_size=8, seed=3, **more
+        ),
     }
 
 
@@ -234,7 +263,9 @@ def test_array_records_are_read_the_same(tmp_path, shards):
     indices = np.array([99, 0, 50, 49, 50])
     theirs = RecordSource(shards, SPEC).read(indices)
     for name, column in ours.read(indices).items():
-        assert [np.asarray(row).tolist() for row in column] == [np.asarray(row).tolist() for row in theirs[name]]
+        assert [np.asarray(row).tolist() for row in column] == [
+            np.asarray(row).tolist() for row in theirs[name]
+        ]
     again = pickle.loads(pickle.dumps(ours))  # as workers are sent it
     assert again.read(indices)["n"].tolist() == indices.tolist()
 

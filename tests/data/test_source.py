@@ -14,7 +14,9 @@ def test_arrays_are_read_by_whole_batches_of_indices():
 
 def test_arrays_that_are_views_are_read_alike():
     array = np.arange(24).reshape(6, 4)[:, ::2]
-    np.testing.assert_array_equal(ArraySource({"x": array}).read(np.array([5, 1]))["x"], array[[5, 1]])
+    np.testing.assert_array_equal(
+        ArraySource({"x": array}).read(np.array([5, 1]))["x"], array[[5, 1]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,9 @@ def test_arrays_that_cannot_be_examples_are_refused(arrays, message):
 def test_windows_of_a_sequence():
     source = WindowSource(np.arange(10), 4, stride=3)
     assert len(source) == 3
-    np.testing.assert_array_equal(source.read(np.array([0, 2]))["tokens"], [[0, 1, 2, 3], [6, 7, 8, 9]])
+    np.testing.assert_array_equal(
+        source.read(np.array([0, 2]))["tokens"], [[0, 1, 2, 3], [6, 7, 8, 9]]
+    )
 
 
 def test_a_window_longer_than_the_sequence_is_refused():

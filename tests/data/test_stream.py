@@ -19,10 +19,18 @@ def test_examples_are_batched_in_order():
 
 
 def test_a_buffer_shuffles_and_loses_nothing():
-    numbers = [n for batch in Stream(examples(100), batch_size=10, shuffle_buffer=30, seed=1) for n in batch["n"]]
+    numbers = [
+        n
+        for batch in Stream(examples(100), batch_size=10, shuffle_buffer=30, seed=1)
+        for n in batch["n"]
+    ]
     assert sorted(numbers) == list(range(100))
     assert numbers != sorted(numbers)
-    again = [n for batch in Stream(examples(100), batch_size=10, shuffle_buffer=30, seed=1) for n in batch["n"]]
+    again = [
+        n
+        for batch in Stream(examples(100), batch_size=10, shuffle_buffer=30, seed=1)
+        for n in batch["n"]
+    ]
     assert numbers == again
 
 

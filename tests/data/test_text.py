@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from ftrain.data import TextSource
 
-LINES = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=9), max_size=20)
+LINES = st.lists(
+    st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=9),
+    max_size=20,
+)
 
 
 def read_all(source: TextSource) -> list:
@@ -31,12 +34,19 @@ def test_files_follow_each_other_in_the_order_of_their_names(tmp_path):
     source = TextSource(str(tmp_path / "*.txt"))
     assert read_all(source) == ["one", "two", "three", "four"]
     assert source.where(3) == f"{tmp_path / 'b.txt'}: line 2"
-    assert read_all(pickle.loads(pickle.dumps(source))) == ["one", "two", "three", "four"]  # as workers are sent it
+    assert read_all(pickle.loads(pickle.dumps(source))) == [
+        "one",
+        "two",
+        "three",
+        "four",
+    ]  # as workers are sent it
 
 
 def test_what_is_not_text_is_told_with_file_and_line(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\nfine\n\xff\xfe\n")
-    with pytest.raises(ValueError, match=r"a\.txt: line 3 is not utf-8: .*; encoding=None gives bytes"):
+    with pytest.raises(
+        ValueError, match=r"a\.txt: line 3 is not utf-8: .*; encoding=None gives bytes"
+    ):
         TextSource(tmp_path / "a.txt", skip_empty=True).read(np.array([1]))
 
 

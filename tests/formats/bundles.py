@@ -66,20 +66,31 @@ def block(entries, interval=16):
         if number % interval == 0:
             restarts.append(len(body))
         else:
-            shared = next((n for n, pair in enumerate(zip(last, key, strict=False)) if pair[0] != pair[1]), len(last))
-        body += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+            shared = next(
+                (n for n, pair in enumerate(zip(last, key, strict=False)) if pair[0] != pair[1]),
+                len(last),
+            )
+        body += (
+            varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        )
         last = key
     restarts = restarts or [0]
     return body + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
 
 
 def sealed(block, compression=0):
-    return block + bytes([compression]) + struct.pack("<I", masked_crc32c(block + bytes([compression])))
+    return (
+        block
+        + bytes([compression])
+        + struct.pack("<I", masked_crc32c(block + bytes([compression])))
+    )
 
 
 def table(entries, *, per_block=1000, interval=16, blocks=None, compression=0):
     """A sorted table; `blocks` in place of entries are bytes to take as they are."""
-    blocks = blocks or [block(entries[i : i + per_block], interval) for i in range(0, len(entries), per_block)]
+    blocks = blocks or [
+        block(entries[i : i + per_block], interval) for i in range(0, len(entries), per_block)
+    ]
     file, handles = b"", []
     for body in blocks:
         handles.append((b"%09d" % len(file), varint(len(file)) + varint(len(body))))
@@ -104,7 +115,12 @@ def entry(dtype=FLOAT, shape=(), *, shard=0, offset=0, size=0, data=None, slices
     size = size if data is None else len(data)
     crc = masked_crc32c(data or b"") if crc is None else crc
     fields = message((1, dtype), (2, dims), (3, shard), (4, offset), (5, size))
-    parts = message(*((7, message(*((1, message(*enumerate(extent, 1))) for extent in part))) for part in slices))
+    parts = message(
+        *(
+            (7, message(*((1, message(*enumerate(extent, 1))) for extent in part)))
+            for part in slices
+        )
+    )
     return fields + b"\x35" + struct.pack("<I", crc) + parts
 
 

@@ -70,7 +70,10 @@ def test_examples(case):
 @pytest.mark.parametrize("case", EXAMPLES, ids=note)
 def test_parsed_examples(case, copies):
     data = base64.b64decode(case["serialized"])
-    spec = {name: Ragged(DTYPES[feature["kind"] or "float"]) for name, feature in case["features"].items()}
+    spec = {
+        name: Ragged(DTYPES[feature["kind"] or "float"])
+        for name, feature in case["features"].items()
+    }
     parsed = parse_examples([data] * copies, spec)
     for name, wanted in arrays(case["features"]).items():
         for values in parsed[name]:
@@ -95,7 +98,10 @@ def test_sequence_examples(case):
 @pytest.mark.parametrize("case", SEQUENCES, ids=note)
 def test_parsed_sequence_examples(case):
     data = base64.b64decode(case["serialized"])
-    kinds = {name: {step["kind"] or "float" for step in steps} for name, steps in case["feature_lists"].items()}
+    kinds = {
+        name: {step["kind"] or "float" for step in steps}
+        for name, steps in case["feature_lists"].items()
+    }
     spec = {name: Ragged(DTYPES[found.pop()]) for name, found in kinds.items() if len(found) == 1}
     _, lists = parse_sequence_examples([data, data], {}, spec)
     for name in spec:
@@ -104,7 +110,9 @@ def test_parsed_sequence_examples(case):
                 check(ours, array(wanted if wanted["kind"] else {"kind": "float", "values": []}))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case["proto"] == "value conversion"], ids=note)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case["proto"] == "value conversion"], ids=note
+)
 def test_conversions(case):
     value = VALUES.get(case["note"])
     if value is None:
@@ -118,15 +126,31 @@ def test_conversions(case):
         np.testing.assert_array_equal(values, np.array(case["value"], float).astype(np.float32))
 
 
-LISTS = {"Int64List": messages.Int64List, "FloatList": messages.FloatList, "BytesList": messages.BytesList}
-GIVEN = {"a float": 1.5, "2**63": 2**63, "a bool": True, "an int": 3, "1e40": 1e40, "str": "a", "int": 3}
+LISTS = {
+    "Int64List": messages.Int64List,
+    "FloatList": messages.FloatList,
+    "BytesList": messages.BytesList,
+}
+GIVEN = {
+    "a float": 1.5,
+    "2**63": 2**63,
+    "a bool": True,
+    "an int": 3,
+    "1e40": 1e40,
+    "str": "a",
+    "int": 3,
+}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case["proto"] == "value conversion"], ids=note)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case["proto"] == "value conversion"], ids=note
+)
 def test_the_messages_themselves_take_and_refuse_the_same(case):
     kind, _, given = case["note"].partition(" of ")
     if "error" not in case:
-        assert list(LISTS[kind](value=[GIVEN[given]]).value) == [float(value) for value in case["value"]]
+        assert list(LISTS[kind](value=[GIVEN[given]]).value) == [
+            float(value) for value in case["value"]
+        ]
         return
     with pytest.raises({"TypeError": TypeError, "ValueError": ValueError}[case["error"]]):
         LISTS[kind](value=[GIVEN[given]])

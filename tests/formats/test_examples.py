@@ -112,14 +112,22 @@ def test_the_kind_follows_from_the_value(value, wanted, dtype):
         ([1, None], TypeError, r"feature v has values of type NoneType and int"),
         ([b"a", 1], TypeError, r"feature v has values of type bytes and int"),
         ([[1], [2, 3]], TypeError, r"feature v has values of type list"),
-        ([np.zeros((2, 3)), np.zeros((2, 4))], TypeError, r"feature v has values that do not fit together"),
+        (
+            [np.zeros((2, 3)), np.zeros((2, 4))],
+            TypeError,
+            r"feature v has values that do not fit together",
+        ),
         ({"a": 1}, TypeError, r"feature v has values of type dict"),
         (1j, TypeError, r"feature v is complex128"),
         (np.datetime64("2020"), TypeError, r"feature v is datetime64"),
         (2**63, ValueError, r"feature v has the value 9223372036854775808, wanted"),
         ([1, 2**63], ValueError, r"feature v has the value 9223372036854775808"),
         (-(2**63) - 1, ValueError, r"feature v has the value -9223372036854775809"),
-        (np.array([2**64 - 1], np.uint64), ValueError, r"feature v has the value 18446744073709551615"),
+        (
+            np.array([2**64 - 1], np.uint64),
+            ValueError,
+            r"feature v has the value 18446744073709551615",
+        ),
         ([10**400, 0.5], ValueError, r"feature v has an integer that is too large"),
     ],
     ids=str,
@@ -150,7 +158,8 @@ def test_garbage_is_a_clean_error(data):
 
 
 @pytest.mark.parametrize(
-    "data", [b"\x0b" * 100_000, b"\x0a" + b"\xff" * 8 + b"\x0f", b"\x0a\xff\xff\xff\xff\x07", b"\x0a"]
+    "data",
+    [b"\x0b" * 100_000, b"\x0a" + b"\xff" * 8 + b"\x0f", b"\x0a\xff\xff\xff\xff\x07", b"\x0a"],
 )
 def test_deep_and_long_garbage_is_a_clean_error(data):
     with pytest.raises(ValueError, match=rf"its {len(data)} bytes are no Example"):
@@ -169,11 +178,17 @@ def test_every_cut_is_a_clean_error():
 def test_messages_are_real_ones():
     feature = Feature(int64_list=Int64List(value=[1, 2]))
     assert feature.WhichOneof("kind") == "int64_list"
-    example = Example(features=Features(feature={"a": feature, "b": Feature(float_list=FloatList(value=[0.5]))}))
+    example = Example(
+        features=Features(feature={"a": feature, "b": Feature(float_list=FloatList(value=[0.5]))})
+    )
     assert encode_example({"a": [1, 2], "b": 0.5}) == example.SerializeToString(deterministic=True)
     steps = FeatureList(feature=[Feature(bytes_list=BytesList(value=[b"x"]))])
-    sequence = SequenceExample(context=Features(), feature_lists=FeatureLists(feature_list={"s": steps}))
-    assert encode_sequence_example({}, {"s": [b"x"]}) == sequence.SerializeToString(deterministic=True)
+    sequence = SequenceExample(
+        context=Features(), feature_lists=FeatureLists(feature_list={"s": steps})
+    )
+    assert encode_sequence_example({}, {"s": [b"x"]}) == sequence.SerializeToString(
+        deterministic=True
+    )
     assert Example.DESCRIPTOR.full_name == "tensorflow.Example"
 
 

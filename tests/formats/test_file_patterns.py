@@ -8,7 +8,13 @@ from ftrain.formats.records.patterns import match_files
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    for name in ("b.tfrecord", "a.tfrecord", "deep/er/c.tfrecord", "a.tfrecord.index", "b.tfrecord.x.writing"):
+    for name in (
+        "b.tfrecord",
+        "a.tfrecord",
+        "deep/er/c.tfrecord",
+        "a.tfrecord.index",
+        "b.tfrecord.x.writing",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -17,8 +23,15 @@ def directory(tmp_path, monkeypatch):
 
 def test_a_pattern_gives_its_files_sorted(directory):
     assert match_files("*.tfrecord") == [Path("a.tfrecord"), Path("b.tfrecord")]
-    assert match_files(directory / "?.tfrecord") == [directory / "a.tfrecord", directory / "b.tfrecord"]
-    assert match_files("**/*.tfrecord") == [Path("a.tfrecord"), Path("b.tfrecord"), Path("deep/er/c.tfrecord")]
+    assert match_files(directory / "?.tfrecord") == [
+        directory / "a.tfrecord",
+        directory / "b.tfrecord",
+    ]
+    assert match_files("**/*.tfrecord") == [
+        Path("a.tfrecord"),
+        Path("b.tfrecord"),
+        Path("deep/er/c.tfrecord"),
+    ]
 
 
 def test_indices_unfinished_files_and_directories_are_no_data(directory):
@@ -43,7 +56,10 @@ def test_a_path_that_exists_is_no_pattern(directory):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("c.tfrecord", r"^c.tfrecord: there is no such file; \. has 4 files, the nearest name is [ab].tfrecord$"),
+        (
+            "c.tfrecord",
+            r"^c.tfrecord: there is no such file; \. has 4 files, the nearest name is [ab].tfrecord$",
+        ),
         ("none/c.tfrecord", "its directory none does not exist"),
         ("deep/*.gz", r"^deep/\*.gz: matches no file; deep has 0 files$"),
         ("deep/er/x*", "deep/er has 1 file$"),

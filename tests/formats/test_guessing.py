@@ -26,7 +26,9 @@ def picture(mode: str, kind: str, size: tuple[int, int] = (5, 7)) -> bytes:
 
 def entry_of(*values):
     """The entry guessed from one feature; None stands for a record without it."""
-    records = [encode_example({"other": 1} | ({} if value is None else {"x": value})) for value in values]
+    records = [
+        encode_example({"other": 1} | ({} if value is None else {"x": value})) for value in values
+    ]
     return guess_schema(records).spec.get("x")
 
 
@@ -61,7 +63,10 @@ def test_the_entry_is_what_fits_all_records(values, entry):
 
 
 def test_ranges_counts_and_gaps_are_told():
-    records = [encode_example({"x": [1.0, np.nan, -2.0], "n": 1 << 62}), encode_example({"n": -5, "none": None})]
+    records = [
+        encode_example({"x": [1.0, np.nan, -2.0], "n": 1 << 62}),
+        encode_example({"n": -5, "none": None}),
+    ]
     guess = guess_schema(records)
     assert guess.kind == "example"
     assert list(guess.features) == ["n", "none", "x"]
@@ -87,8 +92,15 @@ def test_kinds_of_records():
 
 
 def test_steps_of_sequences():
-    lists = {"frames": [np.zeros(8)] * 3, "words": [[b"a"], [b"b", b"c"]], "pictures": [picture("L", "PNG")]}
-    records = [encode_sequence_example({"id": 1}, lists), encode_sequence_example({"id": 2}, {"words": []})]
+    lists = {
+        "frames": [np.zeros(8)] * 3,
+        "words": [[b"a"], [b"b", b"c"]],
+        "pictures": [picture("L", "PNG")],
+    }
+    records = [
+        encode_sequence_example({"id": 1}, lists),
+        encode_sequence_example({"id": 2}, {"words": []}),
+    ]
     guess = guess_schema(records)
     assert guess.spec == {"id": Fixed((), "int64")}
     assert guess.sequence_spec == {
@@ -96,7 +108,11 @@ def test_steps_of_sequences():
         "pictures": Steps(Fixed((), "bytes"), length=1),
         "words": Ragged("bytes"),
     }
-    assert [guess.lists[name].steps for name in ("frames", "pictures", "words")] == [(0, 3), (0, 1), (0, 2)]
+    assert [guess.lists[name].steps for name in ("frames", "pictures", "words")] == [
+        (0, 3),
+        (0, 1),
+        (0, 2),
+    ]
     context, sequences = parse_sequence_examples(records, guess.spec, guess.sequence_spec)
     assert context["id"].tolist() == [1, 2]
     assert sequences["frames"].shape == (2, 3, 8)
@@ -104,7 +120,10 @@ def test_steps_of_sequences():
 
 FLOATS = st.floats(width=32)
 VALUES = st.one_of(
-    *(kind | st.lists(kind, min_size=1, max_size=4) for kind in (FLOATS, st.integers(-(1 << 63), (1 << 63) - 1)))
+    *(
+        kind | st.lists(kind, min_size=1, max_size=4)
+        for kind in (FLOATS, st.integers(-(1 << 63), (1 << 63) - 1))
+    )
 )
 BYTES = st.binary(max_size=5) | st.lists(st.binary(max_size=5), min_size=1, max_size=3)
 

@@ -19,7 +19,9 @@ COLOR = np.stack([GRAY, GRAY[::-1], 255 - GRAY], axis=-1)
 
 def encode(image, format="PNG", **options):
     file = io.BytesIO()
-    (image if isinstance(image, Pillow.Image) else Pillow.fromarray(image)).save(file, format, **options)
+    (image if isinstance(image, Pillow.Image) else Pillow.fromarray(image)).save(
+        file, format, **options
+    )
     return file.getvalue()
 
 
@@ -33,7 +35,9 @@ def chunk(name, data):
 
 def png(width, height, *chunks):
     return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)) + b"".join(chunks)
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+        + b"".join(chunks)
     )
 
 
@@ -51,19 +55,27 @@ def test_jpeg_is_close():
     pixels = parse(encode(smooth, "JPEG", quality=95), (32, 48, 1))
     assert pixels.dtype == np.uint8
     assert np.abs(pixels[..., 0].astype(int) - smooth).max() <= 3
-    assert parse(encode(Pillow.fromarray(COLOR).convert("CMYK"), "JPEG"), (4, 5, 3)).shape == (4, 5, 3)
+    assert parse(encode(Pillow.fromarray(COLOR).convert("CMYK"), "JPEG"), (4, 5, 3)).shape == (
+        4,
+        5,
+        3,
+    )
 
 
 def test_other_modes():
     palette = Pillow.fromarray(COLOR).quantize(8)
     wanted = np.asarray(palette.convert("RGB"))
     np.testing.assert_array_equal(parse(encode(palette), (4, 5, 3)), wanted)
-    np.testing.assert_array_equal(parse(encode(palette, transparency=bytes(range(8))), (4, 5, 3)), wanted)
+    np.testing.assert_array_equal(
+        parse(encode(palette, transparency=bytes(range(8))), (4, 5, 3)), wanted
+    )
     assert parse(encode(palette, transparency=bytes(range(8))), (4, 5, 4))[..., 3].max() < 8
     deep = GRAY.astype(np.uint16) * 256 + 200
     np.testing.assert_array_equal(parse(encode(deep), (4, 5, 1))[..., 0], GRAY)
     bits = Pillow.fromarray(GRAY).convert("1")
-    np.testing.assert_array_equal(parse(encode(bits), (4, 5, 1))[..., 0], np.asarray(bits) * np.uint8(255))
+    np.testing.assert_array_equal(
+        parse(encode(bits), (4, 5, 1))[..., 0], np.asarray(bits) * np.uint8(255)
+    )
 
 
 def test_a_batch():
@@ -73,13 +85,17 @@ def test_a_batch():
 
 
 def test_another_size_is_an_error_with_both():
-    with pytest.raises(SpecError, match=r"record 0: feature image holds an image of 4 x 5 .*, wanted 5 x 4; resize"):
+    with pytest.raises(
+        SpecError, match=r"record 0: feature image holds an image of 4 x 5 .*, wanted 5 x 4; resize"
+    ):
         parse(encode(GRAY), (5, 4, 1))
 
 
 @pytest.mark.parametrize("data", [b"", b"no image", b"GIF89a" + bytes(50)], ids=str)
 def test_other_bytes_are_no_image(data):
-    with pytest.raises(SpecError, match=r"record 0: feature image has \d+ bytes that are no PNG or JPEG image"):
+    with pytest.raises(
+        SpecError, match=r"record 0: feature image has \d+ bytes that are no PNG or JPEG image"
+    ):
         parse(data, (4, 5, 3))
 
 

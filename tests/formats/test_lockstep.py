@@ -13,7 +13,12 @@ from ftrain.formats.examples.features import Fixed, Padded, Ragged, SpecError
 from ftrain.formats.examples.messages import Example, encode_example
 from ftrain.formats.examples.parsing import ExampleParser, parse_examples
 
-SPEC = {"f": Ragged("float32"), "i": Ragged("int64"), "b": Ragged("bytes"), "long-name": Ragged("int64")}
+SPEC = {
+    "f": Ragged("float32"),
+    "i": Ragged("int64"),
+    "b": Ragged("bytes"),
+    "long-name": Ragged("int64"),
+}
 TAGS = {"bytes": b"\x0a", "float": b"\x12", "int": b"\x1a"}
 
 
@@ -32,7 +37,10 @@ def field(tag, body, rng=None):
 
 
 def integers(rng, count):
-    return [rng.choice((0, 1, -1, 127, 128, rng.getrandbits(rng.randint(1, 63)), -rng.getrandbits(62))) for _ in count]
+    return [
+        rng.choice((0, 1, -1, 127, 128, rng.getrandbits(rng.randint(1, 63)), -rng.getrandbits(62)))
+        for _ in count
+    ]
 
 
 def values_of(kind, rng, count):
@@ -91,17 +99,29 @@ def mutate(rng, data):
     place = rng.randrange(len(data) + 1)
     replaced = bytes([rng.getrandbits(8)])
     return rng.choice(
-        (data[:place], data[:place] + replaced + data[place + 1 :], data[:place] + replaced + data[place:])
+        (
+            data[:place],
+            data[:place] + replaced + data[place + 1 :],
+            data[:place] + replaced + data[place:],
+        )
     )
 
 
 def random_records(rng):
-    kinds = {"f": "float", "i": "int", "b": "bytes", "long-name": "int", "other": rng.choice(("int", "bytes", "float"))}
+    kinds = {
+        "f": "float",
+        "i": "int",
+        "b": "bytes",
+        "long-name": "int",
+        "other": rng.choice(("int", "bytes", "float")),
+    }
     shapes = []
     for _ in range(rng.randint(1, 4)):
         keys = rng.sample(sorted(kinds), rng.randint(0, len(kinds)))
         shape = [(key, kinds[key], rng.choice((None, 0, 1, 1, 2, 40))) for key in keys]
-        shapes.append([(key, None if rng.random() < 0.05 else kind, count) for key, kind, count in shape])
+        shapes.append(
+            [(key, None if rng.random() < 0.05 else kind, count) for key, kind, count in shape]
+        )
     oddness = rng.choice((0, 0, 0.02, 0.3))
     return [random_record(rng, rng.choice(shapes), oddness) for _ in range(rng.randint(16, 80))]
 
@@ -111,7 +131,9 @@ def one_by_one(records, spec):
     results = []
     for number, record in enumerate(records):
         try:
-            results.append(parse_examples([record], spec, where=lambda _, number=number: f"record {number}"))
+            results.append(
+                parse_examples([record], spec, where=lambda _, number=number: f"record {number}")
+            )
         except SpecError as error:
             results.append(str(error))
     return results
@@ -175,7 +197,9 @@ def batch(count=40, **features):
 def test_records_that_differ_in_the_sizes_of_their_lengths_stay_together():
     names = [b"n" * size for size in range(100, 300)]
     records = [encode_example({"name": name, "z": np.arange(len(name))}) for name in names]
-    arrays = parse_examples(records, {"name": Fixed((), "bytes"), "z": Padded("int32", lengths="size")})
+    arrays = parse_examples(
+        records, {"name": Fixed((), "bytes"), "z": Padded("int32", lengths="size")}
+    )
     assert arrays["name"].tolist() == names
     assert arrays["size"].tolist() == list(range(100, 300))
     assert arrays["z"][7, :108].tolist() == [*range(107), 0]

@@ -19,9 +19,13 @@ def count(request):
     return request.param
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", np.float32, np.dtype(">f4")])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "float64", "bfloat16", np.float32, np.dtype(">f4")]
+)
 def test_floats_of_one_shape(count, dtype):
-    arrays = parse_examples(batch(count, lambda n: {"x": np.arange(6.0) + n}), {"x": Fixed((2, 3), dtype)})
+    arrays = parse_examples(
+        batch(count, lambda n: {"x": np.arange(6.0) + n}), {"x": Fixed((2, 3), dtype)}
+    )
     wanted = np.arange(6.0).reshape(2, 3) + np.arange(count)[:, None, None]
     assert arrays["x"].dtype == np.dtype(getattr(ml_dtypes, str(dtype), dtype)).newbyteorder("=")
     assert arrays["x"].flags.writeable
@@ -46,7 +50,9 @@ def test_scalars_bools_and_bytes(count):
 @pytest.mark.parametrize("number", [0, 1, -1, 127, 128, 2**35, 2**56, 2**63 - 1, -(2**63)])
 def test_integers_of_any_size(count, number):
     records = batch(count, lambda n: {"x": number, "y": [number] * 3, "z": [number, n]})
-    arrays = parse_examples(records, {"x": Fixed((), "int64"), "y": Fixed((3,), "int64"), "z": Fixed((2,), "int64")})
+    arrays = parse_examples(
+        records, {"x": Fixed((), "int64"), "y": Fixed((3,), "int64"), "z": Fixed((2,), "int64")}
+    )
     assert (arrays["x"] == number).all()
     assert (arrays["y"] == number).all()
     assert arrays["z"].tolist() == [[number, n] for n in range(count)]
@@ -59,18 +65,24 @@ def test_a_default_stands_for_what_is_missing(count, missing, default):
     found = parse_examples(records, {"x": Fixed((2,), "float32", default)})["x"]
     wanted = [np.broadcast_to(default, 2) if n % 2 else [n, n + 0.5] for n in range(count)]
     np.testing.assert_array_equal(found, wanted)
-    with pytest.raises(SpecError, match=r"record 1: feature x has no values, wanted 2 \(shape \(2,\)\); .*default"):
+    with pytest.raises(
+        SpecError, match=r"record 1: feature x has no values, wanted 2 \(shape \(2,\)\); .*default"
+    ):
         parse_examples(records, {"x": Fixed((2,))})
 
 
 def test_an_empty_list_is_not_a_missing_one(count):
     records = batch(count, lambda n: {"x": np.array([], np.float32)})
-    with pytest.raises(SpecError, match=r"record 0: feature x has 0 values, wanted 2 \(shape \(2,\)\)"):
+    with pytest.raises(
+        SpecError, match=r"record 0: feature x has 0 values, wanted 2 \(shape \(2,\)\)"
+    ):
         parse_examples(records, {"x": Fixed((2,), default=0.5)})
 
 
 def test_padded(count):
-    records = batch(count, lambda n: {"x": np.arange(n % 3), "s": None if n % 3 == 0 else [b"s"] * (n % 3)})
+    records = batch(
+        count, lambda n: {"x": np.arange(n % 3), "s": None if n % 3 == 0 else [b"s"] * (n % 3)}
+    )
     spec = {"x": Padded("int32", pad=-1, lengths="x_size"), "s": Padded("bytes", length=3)}
     arrays = parse_examples(records, spec)
     assert arrays["x"].tolist() == [[[-1, -1], [0, -1], [0, 1]][n % 3] for n in range(count)]
@@ -82,10 +94,15 @@ def test_padded(count):
 
 def test_padded_cuts_what_is_too_long_only_if_asked(count):
     records = batch(count, lambda n: {"x": np.arange(n % 3, dtype=float)})
-    arrays = parse_examples(records, {"x": Padded("float32", length=1, truncate=True, lengths="size")})
+    arrays = parse_examples(
+        records, {"x": Padded("float32", length=1, truncate=True, lengths="size")}
+    )
     assert arrays["x"].tolist() == [[0.0]] * count
     assert arrays["size"].tolist() == [min(n % 3, 1) for n in range(count)]
-    with pytest.raises(SpecError, match=r"record 2: feature x has 2 values, wanted at most 1; Padded\(truncate=True\)"):
+    with pytest.raises(
+        SpecError,
+        match=r"record 2: feature x has 2 values, wanted at most 1; Padded\(truncate=True\)",
+    ):
         parse_examples(records, {"x": Padded("float32", length=1)})
 
 
@@ -95,7 +112,9 @@ def test_ragged(count):
     assert [values.tolist() for values in arrays["x"]] == [[0, 1][: n % 3] for n in range(count)]
     assert arrays["x"][0].dtype == np.int16
     assert arrays["size"].tolist() == [n % 3 for n in range(count)]
-    assert [values.tolist() for values in arrays["s"]] == [[b"s"] * (n % 3 + 1) for n in range(count)]
+    assert [values.tolist() for values in arrays["s"]] == [
+        [b"s"] * (n % 3 + 1) for n in range(count)
+    ]
     flat = parse_examples(records, {"x": Ragged("int16", flat=True, lengths="size")})
     assert flat["x"].tolist() == [value for n in range(count) for value in range(n % 3)]
     assert flat["size"].tolist() == [n % 3 for n in range(count)]
@@ -111,30 +130,43 @@ def test_ragged_arrays_of_one_size_stay_apart(count):
 def test_raw(count, dtype):
     resolved = np.dtype(getattr(ml_dtypes, dtype, dtype))
     wanted = (np.arange(count * 4).reshape(count, 2, 2) % 2).astype(resolved)
-    arrays = parse_examples(batch(count, lambda n: {"x": wanted[n].tobytes()}), {"x": Raw((2, 2), dtype)})
+    arrays = parse_examples(
+        batch(count, lambda n: {"x": wanted[n].tobytes()}), {"x": Raw((2, 2), dtype)}
+    )
     assert arrays["x"].dtype == resolved
     assert arrays["x"].flags.writeable
     np.testing.assert_array_equal(arrays["x"].astype(float), wanted.astype(float))
-    with pytest.raises(SpecError, match=r"record 0: feature x has \d+ bytes, wanted \d+ \(shape \(3, 2\) of"):
-        parse_examples(batch(count, lambda n: {"x": wanted[n].tobytes()}), {"x": Raw((3, 2), dtype)})
+    with pytest.raises(
+        SpecError, match=r"record 0: feature x has \d+ bytes, wanted \d+ \(shape \(3, 2\) of"
+    ):
+        parse_examples(
+            batch(count, lambda n: {"x": wanted[n].tobytes()}), {"x": Raw((3, 2), dtype)}
+        )
 
 
 @pytest.mark.parametrize("spec", [Fixed((), "int64"), Padded("int64"), Ragged("int64")], ids=str)
 @pytest.mark.parametrize("value", [1.5, b"a", np.array([], np.float32)], ids=str)
 def test_another_kind_is_an_error_that_names_feature_and_record(count, spec, value):
     records = batch(count, lambda n: {"x": value if n == 2 else 1})
-    with pytest.raises(SpecError, match=r"part-1: record 2: feature x has (floats|bytes), wanted integers; "):
+    with pytest.raises(
+        SpecError, match=r"part-1: record 2: feature x has (floats|bytes), wanted integers; "
+    ):
         parse_examples(records, {"x": spec}, where=lambda n: f"part-1: record {n}")
 
 
 def test_a_wrong_number_of_values_is_an_error(count):
     with pytest.raises(
-        SpecError, match=r"record 1: feature x has 2 values, wanted 1 \(shape \(\)\); Padded and Ragged"
+        SpecError,
+        match=r"record 1: feature x has 2 values, wanted 1 \(shape \(\)\); Padded and Ragged",
     ):
         parse_examples(batch(count, lambda n: {"x": [n] * (1 + n % 2)}), {"x": Fixed((), "int64")})
-    with pytest.raises(SpecError, match=r"record 0: feature x has 2 values, wanted 1, the bytes of Raw"):
+    with pytest.raises(
+        SpecError, match=r"record 0: feature x has 2 values, wanted 1, the bytes of Raw"
+    ):
         parse_examples(batch(count, lambda n: {"x": [b"a", b"b"]}), {"x": Raw((1,))})
-    with pytest.raises(SpecError, match=r"record 0: feature x has no values, wanted 1, the bytes of Image"):
+    with pytest.raises(
+        SpecError, match=r"record 0: feature x has no values, wanted 1, the bytes of Image"
+    ):
         parse_examples(batch(count, lambda n: {}), {"x": Image((1, 1, 1))})
 
 
@@ -150,7 +182,9 @@ def test_a_wrong_number_of_values_is_an_error(count):
 )
 def test_an_integer_out_of_range_is_an_error(count, dtype, value, limits):
     records = batch(count, lambda n: {"x": [1, value] if n == 2 else np.zeros(n % 2, int)})
-    with pytest.raises(SpecError, match=rf"record 2: feature x has the value {value}, wanted {limits}.*wider dtype"):
+    with pytest.raises(
+        SpecError, match=rf"record 2: feature x has the value {value}, wanted {limits}.*wider dtype"
+    ):
         parse_examples(records, {"x": Ragged(dtype)})
 
 
@@ -161,7 +195,8 @@ def test_a_float_out_of_range_is_infinite(count):
 
 def test_no_records():
     arrays = parse_examples(
-        [], {"x": Fixed((2,)), "p": Padded(), "r": Ragged(), "raw": Raw((3,)), "i": Image((1, 2, 3))}
+        [],
+        {"x": Fixed((2,)), "p": Padded(), "r": Ragged(), "raw": Raw((3,)), "i": Image((1, 2, 3))},
     )
     assert {name: array.shape for name, array in arrays.items()} == {
         "x": (0, 2),
@@ -173,12 +208,16 @@ def test_no_records():
 
 
 def test_empty_shapes(count):
-    arrays = parse_examples(batch(count, lambda n: {"x": np.array([], np.float32)}), {"x": Fixed((0, 2))})
+    arrays = parse_examples(
+        batch(count, lambda n: {"x": np.array([], np.float32)}), {"x": Fixed((0, 2))}
+    )
     assert arrays["x"].shape == (count, 0, 2)
 
 
 def test_features_that_are_not_wanted_are_passed_over(count):
-    records = batch(count, lambda n: {"x": n, f"extra-{n % 3}": [b"a"] * (n + 1), "more": np.arange(100)})
+    records = batch(
+        count, lambda n: {"x": n, f"extra-{n % 3}": [b"a"] * (n + 1), "more": np.arange(100)}
+    )
     assert parse_examples(records, {"x": Fixed((), "int64")})["x"].tolist() == list(range(count))
     assert parse_examples(records, {}) == {}
 
@@ -190,20 +229,48 @@ def test_features_that_are_not_wanted_are_passed_over(count):
         (lambda: Fixed((2,), "nonsense"), TypeError, r"dtype is 'nonsense'"),
         (lambda: Fixed((-1,)), ValueError, r"shape is \(-1,\), wanted a tuple"),
         (lambda: Fixed(3), ValueError, r"shape is 3, wanted a tuple"),
-        (lambda: Fixed((2,), default=[1, 2, 3]), ValueError, r"default has shape \(3,\), wanted one value or shape"),
-        (lambda: Fixed((), "uint8", 256), ValueError, r"default is 256, which is no value of dtype uint8"),
-        (lambda: Fixed((), "bytes", "a"), ValueError, r"default is 'a', which is no value of dtype bytes"),
+        (
+            lambda: Fixed((2,), default=[1, 2, 3]),
+            ValueError,
+            r"default has shape \(3,\), wanted one value or shape",
+        ),
+        (
+            lambda: Fixed((), "uint8", 256),
+            ValueError,
+            r"default is 256, which is no value of dtype uint8",
+        ),
+        (
+            lambda: Fixed((), "bytes", "a"),
+            ValueError,
+            r"default is 'a', which is no value of dtype bytes",
+        ),
         (lambda: Padded("int64", pad=0.5), ValueError, r"pad is 0.5"),
-        (lambda: Padded("int64", pad=[1, 2]), ValueError, r"pad is \[1, 2\], wanted a single value"),
+        (
+            lambda: Padded("int64", pad=[1, 2]),
+            ValueError,
+            r"pad is \[1, 2\], wanted a single value",
+        ),
         (lambda: Padded(length=-1), ValueError, r"length is -1"),
         (lambda: Padded(truncate=True), ValueError, r"truncate=True cuts at a length"),
         (lambda: Ragged(flat=True), ValueError, r"name an array for it with lengths"),
         (lambda: Raw((2,), "bytes"), TypeError, r"Raw holds numbers"),
-        (lambda: Image((2, 2, 2)), ValueError, r"shape is \(2, 2, 2\), wanted .* 1, 3 or 4 channels"),
+        (
+            lambda: Image((2, 2, 2)),
+            ValueError,
+            r"shape is \(2, 2, 2\), wanted .* 1, 3 or 4 channels",
+        ),
         (lambda: Image((10**5, 10**5, 3)), ValueError, r"up to \d+ pixels"),
         (lambda: Steps(Ragged()), TypeError, r"wanted a Fixed"),
-        (lambda: ExampleParser({"x": "float32"}), TypeError, r"spec of feature 'x' is 'float32', wanted"),
-        (lambda: ExampleParser({"x": Padded(lengths="y"), "y": Fixed()}), ValueError, r"two arrays .* named 'y'"),
+        (
+            lambda: ExampleParser({"x": "float32"}),
+            TypeError,
+            r"spec of feature 'x' is 'float32', wanted",
+        ),
+        (
+            lambda: ExampleParser({"x": Padded(lengths="y"), "y": Fixed()}),
+            ValueError,
+            r"two arrays .* named 'y'",
+        ),
         (lambda: ExampleParser({"x": Padded(lengths="x")}), ValueError, r"two arrays .* named 'x'"),
     ],
 )
@@ -213,23 +280,33 @@ def test_a_spec_is_checked_when_it_is_made(make, error, message):
 
 
 def test_steps():
-    records = [encode_sequence_example({"id": n}, {"x": [[n, t] for t in range(n)]}) for n in range(4)]
+    records = [
+        encode_sequence_example({"id": n}, {"x": [[n, t] for t in range(n)]}) for n in range(4)
+    ]
     context, lists = parse_sequence_examples(
-        records, {"id": Fixed((), "int32")}, {"x": Steps(Fixed((2,), "int64"), pad=-1, lengths="count")}
+        records,
+        {"id": Fixed((), "int32")},
+        {"x": Steps(Fixed((2,), "int64"), pad=-1, lengths="count")},
     )
     assert context["id"].tolist() == [0, 1, 2, 3]
     assert lists["x"].shape == (4, 3, 2)
     assert lists["x"][2].tolist() == [[2, 0], [2, 1], [-1, -1]]
     assert lists["count"].tolist() == [0, 1, 2, 3]
     assert lists["count"].dtype == np.int32
-    _, lists = parse_sequence_examples(records, {}, {"x": Steps(Fixed((2,), "int64"), length=2, truncate=True)})
+    _, lists = parse_sequence_examples(
+        records, {}, {"x": Steps(Fixed((2,), "int64"), length=2, truncate=True)}
+    )
     assert lists["x"][3].tolist() == [[3, 0], [3, 1]]
-    with pytest.raises(SpecError, match=r"record 3: feature list x has 3 steps, wanted at most 2; Steps\(truncate"):
+    with pytest.raises(
+        SpecError, match=r"record 3: feature list x has 3 steps, wanted at most 2; Steps\(truncate"
+    ):
         parse_sequence_examples(records, {}, {"x": Steps(Fixed((2,), "int64"), length=2)})
 
 
 def test_fixed_steps_are_short_for_steps_with_lengths():
-    records = [encode_sequence_example({}, {"w": [b"a"] * n, "f": [float(n)] * n}) for n in range(3)]
+    records = [
+        encode_sequence_example({}, {"w": [b"a"] * n, "f": [float(n)] * n}) for n in range(3)
+    ]
     _, lists = parse_sequence_examples(
         records, {}, {"w": Fixed((), "bytes"), "f": Fixed((), default=7.0), "no": Fixed()}
     )
@@ -241,7 +318,9 @@ def test_fixed_steps_are_short_for_steps_with_lengths():
 
 
 def test_ragged_steps():
-    records = [encode_sequence_example({}, {"x": [np.arange(t) for t in range(n)]}) for n in range(3)]
+    records = [
+        encode_sequence_example({}, {"x": [np.arange(t) for t in range(n)]}) for n in range(3)
+    ]
     _, lists = parse_sequence_examples(records, {}, {"x": Ragged("int32", lengths="count")})
     assert [[step.tolist() for step in steps] for steps in lists["x"]] == [[], [[]], [[], [0]]]
     assert lists["x"][2][1].dtype == np.int32

@@ -21,7 +21,9 @@ RECORDS = [record for shard in SHARDS for record in shard]
 
 def write_shards(directory, shards, pack=bytes):
     for n, shard in enumerate(shards):
-        (directory / f"train-{n:05d}.tfrecord").write_bytes(pack(b"".join(map(frame_record, shard))))
+        (directory / f"train-{n:05d}.tfrecord").write_bytes(
+            pack(b"".join(map(frame_record, shard)))
+        )
     return str(directory / "train-*.tfrecord")
 
 
@@ -74,7 +76,11 @@ def test_the_place_of_a_record(tmp_path):
     pattern = write_shards(tmp_path, SHARDS)
     files = RecordFiles(pattern)
     assert files.paths == sorted(tmp_path.glob("train-*.tfrecord"))
-    places = [f"train-{shard:05d}.tfrecord: record {n}" for shard in range(4) for n in range(len(SHARDS[shard]))]
+    places = [
+        f"train-{shard:05d}.tfrecord: record {n}"
+        for shard in range(4)
+        for n in range(len(SHARDS[shard]))
+    ]
     assert [files.where(n).removeprefix(f"{tmp_path}/") for n in range(len(files))] == places
 
 
@@ -93,7 +99,9 @@ def test_every_byte_that_changes_after_indexing_is_seen(tmp_path, place):
     start = sum(len(frame_record(record)) for record in SHARDS[0][:2])
     flip(tmp_path / "train-00000.tfrecord", start + place)
     what = "length" if place < 12 else "data"
-    with pytest.raises(DamagedRecordError, match=f"record 2 at byte {start} is damaged: the checksum of its {what}"):
+    with pytest.raises(
+        DamagedRecordError, match=f"record 2 at byte {start} is damaged: the checksum of its {what}"
+    ):
         files.read([6, 2])
     unaffected = [0, 1, 3, 4, 5, 6]
     assert files.read(unaffected) == [RECORDS[n] for n in unaffected]
@@ -123,7 +131,9 @@ def test_a_file_that_changed_its_size_is_not_touched(tmp_path):
     files = RecordFiles(write_shards(tmp_path, SHARDS))
     files.read([0, 6])
     os.truncate(tmp_path / "train-00003.tfrecord", 0)
-    with pytest.raises(ValueError, match=r"00003.tfrecord: was changed while in use, it has 0 bytes and had \d+"):
+    with pytest.raises(
+        ValueError, match=r"00003.tfrecord: was changed while in use, it has 0 bytes and had \d+"
+    ):
         files.read([6])
     assert files.read([0]) == [b""]
     (tmp_path / "train-00003.tfrecord").unlink()
@@ -141,7 +151,13 @@ def test_compressed_files_are_unpacked_once(tmp_path, pack):
     assert files.read(range(len(files))) == RECORDS
     assert files.where(1) == f"{tmp_path}/train-00000.tfrecord: record 1"
     copies = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    assert sum(path.name.startswith("train-00000.tfrecord-") and path.suffix == ".tfrecord" for path in copies) == 1
+    assert (
+        sum(
+            path.name.startswith("train-00000.tfrecord-") and path.suffix == ".tfrecord"
+            for path in copies
+        )
+        == 1
+    )
     assert not [path for path in copies if path.suffix == ".writing"]
     assert RecordFiles(pattern, cache=cache).read([6]) == [b"six"]
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == copies
@@ -164,7 +180,9 @@ def test_plain_files_need_no_cache_and_an_asked_compression_is_checked(tmp_path)
 def test_a_compressed_file_that_is_damaged(tmp_path, lost):
     path = tmp_path / "train.gz"
     path.write_bytes(gzip.compress(b"".join(map(frame_record, RECORDS)))[:-lost])
-    with pytest.raises(DamagedRecordError, match=r"train.gz: record \d at byte .* GZIP stream is cut short"):
+    with pytest.raises(
+        DamagedRecordError, match=r"train.gz: record \d at byte .* GZIP stream is cut short"
+    ):
         RecordFiles(path, cache=tmp_path / "cache")
     assert not [item for item in (tmp_path / "cache").iterdir() if item.suffix == ".writing"]
     kept = list(read_records(path, on_damage="skip", damages=[]))
@@ -181,7 +199,9 @@ def test_damage_in_the_copy_is_told_of_the_file(tmp_path):
     files = RecordFiles(pattern, cache=tmp_path / "cache")
     (copy,) = (tmp_path / "cache").glob("train-00000*.tfrecord")
     flip(copy, 16 + 12)
-    with pytest.raises(DamagedRecordError, match=r"/train-00000.tfrecord: record 1 at byte 16 .*uncompressed data"):
+    with pytest.raises(
+        DamagedRecordError, match=r"/train-00000.tfrecord: record 1 at byte 16 .*uncompressed data"
+    ):
         files.read([1])
 
 
@@ -222,7 +242,9 @@ def test_files_and_errors_go_to_other_processes(tmp_path):
     flip(tmp_path / "train-00003.tfrecord", 12)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         assert pool.submit(read_and_fail, files, 1).result() == [b"one"]
-        with pytest.raises(DamagedRecordError, match=r"00003.tfrecord: record 0 at byte 0 is damaged") as error:
+        with pytest.raises(
+            DamagedRecordError, match=r"00003.tfrecord: record 0 at byte 0 is damaged"
+        ) as error:
             pool.submit(read_and_fail, files, 4).result()
     assert (error.value.number, error.value.offset, error.value.uncompressed) == (0, 0, False)
 

@@ -24,9 +24,16 @@ def write(path, records):
 def check(index, path, records):
     content = path.read_bytes()
     assert index.offsets.dtype == index.lengths.dtype == np.int64
-    found = [content[at + 12 : at + 12 + size] for at, size in zip(index.offsets, index.lengths, strict=True)]
+    found = [
+        content[at + 12 : at + 12 + size]
+        for at, size in zip(index.offsets, index.lengths, strict=True)
+    ]
     assert found == records
-    assert (index.path, index.size, index.mtime_ns) == (path, len(content), os.stat(path).st_mtime_ns)
+    assert (index.path, index.size, index.mtime_ns) == (
+        path,
+        len(content),
+        os.stat(path).st_mtime_ns,
+    )
 
 
 @pytest.fixture
@@ -62,7 +69,10 @@ def test_damage_is_told_as_by_reading(tmp_path):
     whole = b"".join(map(frame_record, RECORDS * 8))
     path = tmp_path / "records"
     for place in range(0, len(whole), 7):
-        for content in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
+        for content in (
+            whole[:place],
+            whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :],
+        ):
             path.write_bytes(content)
             damages = []
             records = list(read_records(path, on_damage="skip", damages=damages))
@@ -78,10 +88,14 @@ def test_damage_is_told_as_by_reading(tmp_path):
 def test_a_run_that_ends_in_damage(tmp_path):
     content = b"".join(map(frame_record, [b"12345678"] * 1000))
     (tmp_path / "cut").write_bytes(content[:-1])
-    with pytest.raises(DamagedRecordError, match="record 999 at byte 23976 is damaged: its data are cut short"):
+    with pytest.raises(
+        DamagedRecordError, match="record 999 at byte 23976 is damaged: its data are cut short"
+    ):
         index_records(tmp_path / "cut")
     (tmp_path / "flipped").write_bytes(content[: 24 * 500] + b"?" + content[24 * 500 + 1 :])
-    with pytest.raises(DamagedRecordError, match="record 500 at byte 12000 is damaged: the checksum of its length"):
+    with pytest.raises(
+        DamagedRecordError, match="record 500 at byte 12000 is damaged: the checksum of its length"
+    ):
         index_records(tmp_path / "flipped")
     assert not (tmp_path / "cut.index").exists()
 
@@ -90,7 +104,9 @@ def test_a_length_that_no_file_has(tmp_path):
     length = struct.pack("<Q", 2**63 + 5)
     crc = frame_record(length)[-4:]
     (tmp_path / "records").write_bytes(length + crc + bytes(100))
-    with pytest.raises(DamagedRecordError, match="record 0 at byte 0 is damaged: its data are cut short"):
+    with pytest.raises(
+        DamagedRecordError, match="record 0 at byte 0 is damaged: its data are cut short"
+    ):
         index_records(tmp_path / "records")
 
 
@@ -104,7 +120,9 @@ def test_what_cannot_be_indexed(tmp_path):
     import gzip
 
     (tmp_path / "train.tfrecord.gz").write_bytes(gzip.compress(frame_record(b"one")))
-    with pytest.raises(ValueError, match=r"GZIP.*ftrain data convert .*train.tfrecord.gz .*train.tfrecord`.*cache="):
+    with pytest.raises(
+        ValueError, match=r"GZIP.*ftrain data convert .*train.tfrecord.gz .*train.tfrecord`.*cache="
+    ):
         index_records(tmp_path / "train.tfrecord.gz")
     with pytest.raises(FileNotFoundError):
         index_records(tmp_path / "none")
@@ -177,7 +195,9 @@ def test_any_damage_of_a_sidecar_has_it_built_again(tmp_path, walks):
     index_records(path)
     sidecar = tmp_path / "records.index"
     good = sidecar.read_bytes()
-    damaged = [good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :] for place in range(len(good))]
+    damaged = [
+        good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :] for place in range(len(good))
+    ]
     damaged += [good[:place] for place in range(len(good))] + [good + b"x", good * 2]
     for content in damaged:
         sidecar.write_bytes(content)
@@ -195,7 +215,9 @@ def forge(path, *, offsets, lengths, **changes):
     header = json.loads(content[20 : 20 + size]) | {"count": len(offsets)} | changes
     text = json.dumps(header).encode() if "text" not in changes else changes["text"]
     arrays = np.array(offsets, "<i8").tobytes() + np.array(lengths, "<i8").tobytes()
-    content = content[:16] + struct.pack("<I", changes.get("size_of_text", len(text))) + text + arrays
+    content = (
+        content[:16] + struct.pack("<I", changes.get("size_of_text", len(text))) + text + arrays
+    )
     sidecar.write_bytes(content + struct.pack("<I", google_crc32c.value(content)))
 
 
@@ -204,7 +226,12 @@ HOSTILE = {
     "overflow": {"offsets": [0, 16], "lengths": [0, 2**63 - 1]},
     "before the start": {"offsets": [-16, 0], "lengths": [0, 0]},
     "negative length": {"offsets": [0, 16], "lengths": [-5, 3]},
-    "overlap": {"offsets": [0, 10], "lengths": [100, 100], "mode": "skip", "damages": [[0, 0, "x"]]},
+    "overlap": {
+        "offsets": [0, 10],
+        "lengths": [100, 100],
+        "mode": "skip",
+        "damages": [[0, 0, "x"]],
+    },
     "backwards": {"offsets": [16, 0], "lengths": [3, 0], "mode": "skip", "damages": [[0, 0, "x"]]},
     "a gap": {"offsets": [0], "lengths": [0]},
     "nothing": {"offsets": [], "lengths": []},

@@ -15,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.data import RecordSource
-from ftrain.formats import DamagedRecordError, RecordFiles, RecordWriter, frame_record, index_records, read_records
+from ftrain.formats import (
+    DamagedRecordError,
+    RecordFiles,
+    RecordWriter,
+    frame_record,
+    index_records,
+    read_records,
+)
 from ftrain.formats.checksums import mask_crc, masked_crc, shift_crc
 from ftrain.formats.records import resync
 
@@ -110,9 +117,13 @@ def test_the_checksum_of_a_part_comes_from_those_of_two_beginnings(first, second
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_large_records_among_damage_are_found_and_verified(tmp_path, pack):
     random_bytes = random.Random(0)
-    records = [random_bytes.randbytes(size) for size in (3_000_000, 20_000, 5_000_000, 16_385, 70_000)]
+    records = [
+        random_bytes.randbytes(size) for size in (3_000_000, 20_000, 5_000_000, 16_385, 70_000)
+    ]
     torn = frame_record(bytes(9_000_000))[:100]
-    content = b"".join(torn + frame_record(record) + damaged(frame_record(record), 9000) for record in records)
+    content = b"".join(
+        torn + frame_record(record) + damaged(frame_record(record), 9000) for record in records
+    )
     (tmp_path / "records").write_bytes(pack(content))
     damages = []
     assert list(read_records(tmp_path / "records", on_damage="skip", damages=damages)) == records
@@ -167,7 +178,9 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(("limit", "found"), [(1 << 26, "more than max_record_bytes"), (101 << 20, "[104857600]")])
+@pytest.mark.parametrize(
+    ("limit", "found"), [(1 << 26, "more than max_record_bytes"), (101 << 20, "[104857600]")]
+)
 def test_a_small_gzip_file_that_claims_much_takes_memory_up_to_the_limit(tmp_path, limit, found):
     path = tmp_path / "records.gz"
     size = 400 << 20 if limit == 1 << 26 else 100 << 20

@@ -25,9 +25,15 @@ def names(directory):
 
 
 @given(st.lists(st.binary(max_size=40)), COMPRESSIONS, LIMITS, LIMITS)
-def test_what_is_written_is_read_back(tmp_path_factory, records, compression, shard_records, shard_bytes):
+def test_what_is_written_is_read_back(
+    tmp_path_factory, records, compression, shard_records, shard_bytes
+):
     directory = tmp_path_factory.mktemp("records")
-    options = {"compression": compression, "shard_records": shard_records, "shard_bytes": shard_bytes}
+    options = {
+        "compression": compression,
+        "shard_records": shard_records,
+        "shard_bytes": shard_bytes,
+    }
     paths = write(directory / "deep" / "train.tfrecord", records, **options)
     shards = [list(read_records(path, compression=compression)) for path in paths]
     assert [record for shard in shards for record in shard] == records
@@ -36,7 +42,11 @@ def test_what_is_written_is_read_back(tmp_path_factory, records, compression, sh
         assert paths == [directory / "deep" / "train.tfrecord"]
     for n, (path, shard) in enumerate(zip(paths, shards, strict=True)):
         assert shard_records is None or len(shard) <= shard_records
-        assert shard_bytes is None or len(shard) == 1 or sum(len(frame_record(r)) for r in shard) <= shard_bytes
+        assert (
+            shard_bytes is None
+            or len(shard) == 1
+            or sum(len(frame_record(r)) for r in shard) <= shard_bytes
+        )
         assert shard or len(paths) == 1
         if len(paths) > 1:
             assert path.name == f"train-{n:05d}-of-{len(paths):05d}.tfrecord"
@@ -131,7 +141,11 @@ def test_what_is_not_complete_gets_no_name_and_stays(tmp_path):
         leave_by_error(tmp_path / "a.tfrecord")
     with pytest.raises(InterruptedError):
         leave_by_error(tmp_path / "b.tfrecord", shard_records=2)
-    assert names(tmp_path) == ["a.tfrecord.writing", "b-00000.tfrecord.writing", "b-00001.tfrecord.writing"]
+    assert names(tmp_path) == [
+        "a.tfrecord.writing",
+        "b-00000.tfrecord.writing",
+        "b-00001.tfrecord.writing",
+    ]
     assert list(read_records(tmp_path / "b-00000.tfrecord.writing")) == [b"one", b"two"]
     write(tmp_path / "a.tfrecord", [b"x"])
     write(tmp_path / "b.tfrecord", [b"x"], shard_records=2)
@@ -154,7 +168,9 @@ def test_a_write_that_failed_is_not_forgotten(tmp_path, monkeypatch):
 def test_a_file_that_exists_is_replaced_only_if_asked_and_only_when_complete(tmp_path):
     path = tmp_path / "train.tfrecord"
     write(path, [b"old"])
-    with pytest.raises(FileExistsError, match=re.escape(f"{path}: exists already; pass overwrite=True")):
+    with pytest.raises(
+        FileExistsError, match=re.escape(f"{path}: exists already; pass overwrite=True")
+    ):
         RecordWriter(path)
     with pytest.raises(InterruptedError):
         leave_by_error(path, overwrite=True)
@@ -168,7 +184,9 @@ def test_shards_of_an_earlier_write_are_not_mixed_with_new_ones(tmp_path):
     old = write(path, [b"old"] * 3, shard_records=1)
     write(tmp_path / "train-more.tfrecord", [b"other"])
     write(path, [b"source"])  # one file and its shards may lie side by side
-    with pytest.raises(FileExistsError, match=r"train-00000-of-00003.tfrecord and 2 more: exists already"):
+    with pytest.raises(
+        FileExistsError, match=r"train-00000-of-00003.tfrecord and 2 more: exists already"
+    ):
         RecordWriter(path, shard_records=2)
     with RecordWriter(path, shard_records=1, overwrite=True) as writer:
         writer.write(b"new")
@@ -204,7 +222,9 @@ def test_no_record_at_all_is_an_empty_file(tmp_path):
     assert os.path.getsize(tmp_path / "b-00000-of-00001") == 0
 
 
-@pytest.mark.parametrize("options", [{"compression": "zip"}, {"shard_records": 0}, {"shard_bytes": -1}])
+@pytest.mark.parametrize(
+    "options", [{"compression": "zip"}, {"shard_records": 0}, {"shard_bytes": -1}]
+)
 def test_options_that_make_no_sense_are_refused(tmp_path, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         RecordWriter(tmp_path / "records", **options)

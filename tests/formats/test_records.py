@@ -56,7 +56,12 @@ def test_the_checksums_of_many_lengths_are_those_of_each():
 @given(st.binary(max_size=300))
 def test_the_frame_is_the_one_that_tensorboard_computes(data):
     length = struct.pack("<Q", len(data))
-    theirs = [length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data))]
+    theirs = [
+        length,
+        struct.pack("<I", masked_crc32c(length)),
+        data,
+        struct.pack("<I", masked_crc32c(data)),
+    ]
     assert frame_record(data) == b"".join(theirs)
 
 
@@ -75,7 +80,10 @@ def test_what_is_written_is_read_back_by_us_and_by_tensorboard(tmp_path):
 def test_every_compression_is_detected(tmp_path_factory, records, compression, verify):
     path = write(tmp_path_factory.mktemp("records") / "records", records, compression)
     assert list(read_records(path, verify=verify)) == records
-    assert list(read_records(path, compression=compression, on_damage="skip", verify=verify)) == records
+    assert (
+        list(read_records(path, compression=compression, on_damage="skip", verify=verify))
+        == records
+    )
 
 
 def test_records_longer_than_what_is_read_at_once(tmp_path):
@@ -124,7 +132,9 @@ def test_every_flipped_byte_of_a_plain_file_costs_one_record(tmp_path):
         hit = record_at(place)
         found, damages = read_skipping(path)
         assert found == SMALL[:hit] + SMALL[hit + 1 :]
-        assert [(damage.path, damage.number, damage.offset) for damage in damages] == [(path, hit, STARTS[hit])]
+        assert [(damage.path, damage.number, damage.offset) for damage in damages] == [
+            (path, hit, STARTS[hit])
+        ]
         with pytest.raises(DamagedRecordError) as error:
             list(read_records(path))
         assert str(error.value) == str(damages[0])
@@ -136,7 +146,9 @@ def test_every_cut_of_a_plain_file_leaves_what_is_before_it(tmp_path):
         path.write_bytes(frames(SMALL)[:place])
         found, damages = read_skipping(path)
         assert found == SMALL[: record_at(place)]
-        assert [damage.offset for damage in damages] == ([] if place in STARTS else [STARTS[record_at(place)]])
+        assert [damage.offset for damage in damages] == (
+            [] if place in STARTS else [STARTS[record_at(place)]]
+        )
         assert all("cut short" in damage.reason for damage in damages)
 
 
@@ -156,7 +168,9 @@ def test_every_cut_of_a_compressed_file_is_reported_once(tmp_path, compression):
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_no_flipped_byte_of_a_compressed_file_makes_a_record_that_was_not_written(tmp_path, compression):
+def test_no_flipped_byte_of_a_compressed_file_makes_a_record_that_was_not_written(
+    tmp_path, compression
+):
     path = tmp_path / "records"
     whole = PACK[compression](frames(SMALL))
     for place in range(len(whole)):
@@ -191,7 +205,12 @@ def test_damage_within_a_compressed_stream_is_stepped_over(tmp_path):
 
 def test_joined_gzip_files_are_one_and_may_be_padded(tmp_path):
     path = tmp_path / "records"
-    path.write_bytes(gzip.compress(frames(SMALL)) + gzip.compress(b"") + gzip.compress(frames(RECORDS)) + bytes(70_000))
+    path.write_bytes(
+        gzip.compress(frames(SMALL))
+        + gzip.compress(b"")
+        + gzip.compress(frames(RECORDS))
+        + bytes(70_000)
+    )
     assert list(read_records(path)) == SMALL + RECORDS
 
 
@@ -209,7 +228,9 @@ def test_what_follows_a_compressed_stream_is_damage(tmp_path, compression):
 def test_damage_without_a_list_for_it_is_a_warning_at_the_end(tmp_path):
     path = write(tmp_path / "records", SMALL)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match=r"1 damaged .*record 5 at byte \d+ is damaged: its data are cut short"):
+    with pytest.warns(
+        UserWarning, match=r"1 damaged .*record 5 at byte \d+ is damaged: its data are cut short"
+    ):
         assert list(read_records(path, on_damage="skip")) == SMALL[:-1]
 
 
@@ -226,7 +247,13 @@ def test_a_region_of_damage_counts_as_one(tmp_path):
 def test_bytes_put_between_records_are_stepped_over(tmp_path):
     filler = random.Random(0).randbytes(3_000_000)
     before, after = [b"a" * 30, b"b" * 40], [os.urandom(2_500_000), b"c"]
-    for garbage in (filler, bytes(3_000_000), b"\x01\x00" * 1_500_000, filler[: (1 << 20) - 5], b"?"):
+    for garbage in (
+        filler,
+        bytes(3_000_000),
+        b"\x01\x00" * 1_500_000,
+        filler[: (1 << 20) - 5],
+        b"?",
+    ):
         (tmp_path / "records").write_bytes(frames(before) + garbage + frames(after) + garbage)
         found, damages = read_skipping(tmp_path / "records")
         assert found == before + after
@@ -259,7 +286,9 @@ def test_a_length_that_no_memory_holds_is_not_believed(tmp_path, compression):
     tracemalloc.start()
     try:
         assert read_skipping(path)[0] == [b"one"]
-        with pytest.raises(DamagedRecordError, match="record 1 at byte 19 is damaged: its data are cut short"):
+        with pytest.raises(
+            DamagedRecordError, match="record 1 at byte 19 is damaged: its data are cut short"
+        ):
             list(read_records(path))
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
@@ -268,7 +297,9 @@ def test_a_length_that_no_memory_holds_is_not_believed(tmp_path, compression):
 
 def test_a_large_file_of_garbage_takes_little_memory(tmp_path):
     path = tmp_path / "records"
-    path.write_bytes(frame_record(b"one") + random.Random(1).randbytes(20_000_000) + frame_record(b"two"))
+    path.write_bytes(
+        frame_record(b"one") + random.Random(1).randbytes(20_000_000) + frame_record(b"two")
+    )
     tracemalloc.start()
     try:
         assert read_skipping(path)[0] == [b"one", b"two"]
@@ -306,7 +337,9 @@ def test_a_wrong_compression_is_an_error_with_the_right_one(tmp_path, actual, as
     path = write(tmp_path / "records", SMALL, actual)
     right = "None" if actual is None else f'"{actual}"'
     reader = read_records(path, compression=asked, on_damage="skip")
-    with pytest.raises(ValueError, match=rf"records: looks like .*, expected .*; pass compression={right}"):
+    with pytest.raises(
+        ValueError, match=rf"records: looks like .*, expected .*; pass compression={right}"
+    ):
         list(reader)
 
 

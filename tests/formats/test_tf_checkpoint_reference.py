@@ -32,7 +32,12 @@ from ftrain.formats.tf_checkpoint import (
 
 ROOT = FOLDER / "tf_checkpoint"
 CASES = cases("tf_checkpoint/variables")
-SAVES = [event for case in cases("saver") for event in case.get("events", ()) if "checkpoint_file" in event]
+SAVES = [
+    event
+    for case in cases("saver")
+    for event in case.get("events", ())
+    if "checkpoint_file" in event
+]
 each_case = pytest.mark.parametrize("case", CASES, ids=[case["directory"] for case in CASES])
 
 
@@ -65,13 +70,21 @@ def contents(prefix):
     checkpoint = TfCheckpoint(prefix)
     values = [checkpoint.read(name) for name in checkpoint.variables]
     exact = [value.tolist() if value.dtype == object else value.tobytes() for value in values]
-    return dict(checkpoint.variables), [value.shape for value in values], exact, checkpoint.objects()
+    return (
+        dict(checkpoint.variables),
+        [value.shape for value in values],
+        exact,
+        checkpoint.objects(),
+    )
 
 
 @pytest.mark.reference
 @each_case
 def test_the_variables_are_those_that_tensorflow_lists(case):
-    wanted = {tensor["name"]: TfVariable(tuple(tensor["shape"]), tensor["dtype"]) for tensor in case["tensors"]}
+    wanted = {
+        tensor["name"]: TfVariable(tuple(tensor["shape"]), tensor["dtype"])
+        for tensor in case["tensors"]
+    }
     variables = TfCheckpoint(prefix_of(case)).variables
     assert dict(variables) == wanted
     assert list(variables) == sorted(wanted)
@@ -118,9 +131,14 @@ def test_the_state_file_is_read_and_written_as_tensorflow_does(case):
 @pytest.mark.reference
 @pytest.mark.parametrize("event", SAVES, ids=range(len(SAVES)))
 def test_the_state_file_after_each_save_is_the_text_that_tensorflow_wrote(event):
-    latest, *kept = (os.path.basename(path) for path in [event["latest_checkpoint"], *event["last_checkpoints"]])
+    latest, *kept = (
+        os.path.basename(path) for path in [event["latest_checkpoint"], *event["last_checkpoints"]]
+    )
     assert format_state(latest, kept) == event["checkpoint_file"]
-    assert parse_state(event["checkpoint_file"]) == (latest, tuple(kept) if latest in kept else (*kept, latest))
+    assert parse_state(event["checkpoint_file"]) == (
+        latest,
+        tuple(kept) if latest in kept else (*kept, latest),
+    )
 
 
 # Damage to real checkpoints
@@ -133,7 +151,10 @@ def copies(tmp_path_factory):
     for case in CASES:
         shutil.copytree(folder_of(case), root / case["directory"])
     prefixes = [root / case["directory"] / case["prefix"] for case in CASES]
-    return [(prefix, prefix.with_name(f"{prefix.name}.index").read_bytes(), contents(prefix)) for prefix in prefixes]
+    return [
+        (prefix, prefix.with_name(f"{prefix.name}.index").read_bytes(), contents(prefix))
+        for prefix in prefixes
+    ]
 
 
 @pytest.mark.reference

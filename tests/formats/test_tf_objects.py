@@ -21,7 +21,10 @@ def node(children=(), attributes=(), slots=()):
     return message(
         *((1, message((1, number), (2, name.encode()))) for number, name in children),
         *((2, message((1, name.encode()), (3, key.encode()))) for name, key in attributes),
-        *((3, message((1, variable), (2, name.encode()), (3, number))) for variable, name, number in slots),
+        *(
+            (3, message((1, variable), (2, name.encode()), (3, number)))
+            for variable, name, number in slots
+        ),
     )
 
 
@@ -43,7 +46,11 @@ def test_objects_are_named_by_their_shortest_path_also_in_a_cycle(tmp_path):
     graph = graph_of(
         node([(1, "far"), (2, "near/by")]),
         node([(2, "long"), (0, "back"), (1, "self"), (8, "short")], value("one")),
-        node([(1, "round"), (6, "deep")], [*value("two"), ("CONFIG", "two.config")], [(1, "m", 3), (4, "lost", 5)]),
+        node(
+            [(1, "round"), (6, "deep")],
+            [*value("two"), ("CONFIG", "two.config")],
+            [(1, "m", 3), (4, "lost", 5)],
+        ),
         node([], value("slot")),
         node([], value("out of reach")),
         node([], value("slot of what is out of reach")),
@@ -51,7 +58,12 @@ def test_objects_are_named_by_their_shortest_path_also_in_a_cycle(tmp_path):
         node([(8, "end")]),
         node([], value("three")),
     )
-    wanted = {"far": "one", "near/by": "two", "near/by/CONFIG": "two.config", "far/near/by/m": "slot"}
+    wanted = {
+        "far": "one",
+        "near/by": "two",
+        "near/by/CONFIG": "two.config",
+        "far/near/by/m": "slot",
+    }
     assert objects(tmp_path, graph) == wanted | {"far/short": "three"}
 
 
@@ -60,20 +72,31 @@ def chain(length):
 
 
 BAD_GRAPHS = {
-    "a child that is not there": (graph_of(node([(7, "x")])), "refers to object 7, and there are 1"),
+    "a child that is not there": (
+        graph_of(node([(7, "x")])),
+        "refers to object 7, and there are 1",
+    ),
     "a negative child": (graph_of(node([(-1, "x")])), "refers to object -1"),
     "a slot that is not there": (graph_of(node(slots=[(0, "m", 9)])), "refers to object 9"),
     "a slot of what is not there": (graph_of(node(slots=[(9, "m", 0)])), "refers to object 9"),
-    "two of a path": (graph_of(node([(1, "x"), (2, "x")]), *(node([], value(key)) for key in "ab")), "'a' and 'b'"),
+    "two of a path": (
+        graph_of(node([(1, "x"), (2, "x")]), *(node([], value(key)) for key in "ab")),
+        "'a' and 'b'",
+    ),
     "garbage": (b"\xff\xff", "no TrackableObjectGraph"),
-    "a name that is not UTF-8": (graph_of(message((1, message((1, 0), (2, b"\xff"))))), "no TrackableObjectGraph"),
+    "a name that is not UTF-8": (
+        graph_of(message((1, message((1, 0), (2, b"\xff"))))),
+        "no TrackableObjectGraph",
+    ),
     "paths that unfold": (chain(20000), "the paths of its objects have more than"),
 }
 
 
 @pytest.mark.parametrize(("graph", "reason"), BAD_GRAPHS.values(), ids=BAD_GRAPHS)
 def test_a_hostile_object_graph_is_refused_with_its_reason(tmp_path, graph, reason):
-    with pytest.raises(TfCheckpointError, match=f"model.index: _CHECKPOINTABLE_OBJECT_GRAPH: .*{reason}"):
+    with pytest.raises(
+        TfCheckpointError, match=f"model.index: _CHECKPOINTABLE_OBJECT_GRAPH: .*{reason}"
+    ):
         objects(tmp_path, graph)
 
 
@@ -87,8 +110,12 @@ def test_an_object_graph_may_be_empty_or_deep_but_must_be_a_string(tmp_path):
 
 small = st.integers(-1, 4)
 references = st.lists(st.tuples(small, st.text(max_size=2)), max_size=3)
-attributes = st.lists(st.tuples(st.sampled_from(["VARIABLE_VALUE", "x", ""]), st.text(max_size=2)), max_size=2)
-nodes = st.builds(node, references, attributes, st.lists(st.tuples(small, st.text(max_size=2), small), max_size=2))
+attributes = st.lists(
+    st.tuples(st.sampled_from(["VARIABLE_VALUE", "x", ""]), st.text(max_size=2)), max_size=2
+)
+nodes = st.builds(
+    node, references, attributes, st.lists(st.tuples(small, st.text(max_size=2), small), max_size=2)
+)
 
 
 @given(st.lists(nodes, max_size=5).map(lambda made: graph_of(*made)) | st.binary(max_size=50))
@@ -148,7 +175,9 @@ def test_a_state_that_is_written_is_read_whatever_the_paths(latest, kept):
 def test_any_text_is_a_state_or_is_refused(data):
     text = 'model_checkpoint_path: "m-7"\nall_model_checkpoint_paths: ["m-1", "m-7"]\nlast_preserved_timestamp: 1.5\n'
     at, end = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(text))])))
-    characters = st.text(st.characters() | st.sampled_from("\"'\\\\\\{}[]<>:;,#_\n m0x\ud800"), max_size=10)
+    characters = st.text(
+        st.characters() | st.sampled_from("\"'\\\\\\{}[]<>:;,#_\n m0x\ud800"), max_size=10
+    )
     changed = text[:at] + data.draw(characters) + text[end:]
     state = attempt(lambda: parse_state(changed))
     if not isinstance(state, TfCheckpointError):

@@ -31,7 +31,11 @@ def path(tmp_path, case):
 @pytest.mark.parametrize("case", READABLE, ids=name)
 def test_reading(case, path, tmp_path):
     wanted = records_of(case)
-    assert list(read_records(path)) == list(read_records(path, compression=case["compression"])) == wanted
+    assert (
+        list(read_records(path))
+        == list(read_records(path, compression=case["compression"]))
+        == wanted
+    )
     files = RecordFiles(path, cache=tmp_path / "cache")
     assert files.read(range(len(files))) == wanted
 
@@ -43,7 +47,9 @@ def test_writing(case, tmp_path):
             writer.write(record)
     if case["compression"] is None:
         assert (tmp_path / "ours").read_bytes() == b64decode(case["file"])
-    assert list(read_records(tmp_path / "ours", compression=case["compression"])) == records_of(case)
+    assert list(read_records(tmp_path / "ours", compression=case["compression"])) == records_of(
+        case
+    )
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "error" in case], ids=name)

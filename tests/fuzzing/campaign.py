@@ -26,18 +26,25 @@ PROGRESS = "FUZZING_PROGRESS"  # names a file for the input that is being read, 
 
 
 def main(first: int, count: int, names: list[str]) -> None:
-    from readers import FORMATS  # after the limits are known to be wanted, as it imports nearly everything
+    from readers import (
+        FORMATS,
+    )  # after the limits are known to be wanted, as it imports nearly everything
 
     path = os.environ.get(PROGRESS)
     progress = os.open(path, os.O_WRONLY | os.O_CREAT) if path else None
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     _limit_memory()
     with tempfile.TemporaryDirectory(dir=place) as home:
-        totals = {name: _read_all(name, FORMATS[name], range(first, first + count), home, progress) for name in names}
+        totals = {
+            name: _read_all(name, FORMATS[name], range(first, first + count), home, progress)
+            for name in names
+        }
     print(json.dumps(totals))
 
 
-def _read_all(name: str, chosen: Any, numbers: range, home: str, progress: int | None) -> dict[str, Any]:
+def _read_all(
+    name: str, chosen: Any, numbers: range, home: str, progress: int | None
+) -> dict[str, Any]:
     from readers import WrongAnswerError
 
     accepted, refused, slowest, failures = 0, 0, 0.0, []
@@ -54,12 +61,19 @@ def _read_all(name: str, chosen: Any, numbers: range, home: str, progress: int |
         except Exception as error:  # noqa: BLE001 - which are allowed is the question
             refused += 1
             if isinstance(error, WrongAnswerError) or not isinstance(error, chosen.errors):
-                failures.append({"number": number, "input": f"{data!r:.500}", "error": traceback.format_exc()})
+                failures.append(
+                    {"number": number, "input": f"{data!r:.500}", "error": traceback.format_exc()}
+                )
         signal.setitimer(signal.ITIMER_REAL, 0)
         slowest = max(slowest, time.process_time() - started)
         if len(failures) >= MOST_FAILURES:
             break
-    totals = {"inputs": accepted + refused, "accepted": accepted, "refused": refused, "slowest": slowest}
+    totals = {
+        "inputs": accepted + refused,
+        "accepted": accepted,
+        "refused": refused,
+        "slowest": slowest,
+    }
     return totals | {"failures": failures}
 
 

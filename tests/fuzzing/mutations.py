@@ -7,11 +7,44 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-NUMBERS = [0, 1, -1, 2, 7, 127, 128, 255, 256, 65535, 1 << 31, (1 << 31) - 1, 1 << 32, 1 << 62, 1 << 63, (1 << 64) - 1]
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    7,
+    127,
+    128,
+    255,
+    256,
+    65535,
+    1 << 31,
+    (1 << 31) - 1,
+    1 << 32,
+    1 << 62,
+    1 << 63,
+    (1 << 64) - 1,
+]
 VALUES = [
     *(None, True, False, 0, -1, 1, 3, 1.5, -0.0, 1e300, 10**18, 10**19, -(10**19), 10**400),
     *(float("nan"), float("inf"), float("-inf")),
-    *("", "x", "é", "\0", "a\nb", "..", "/", "../x", "\ud800", "NaN", "1e999", "x" * 300, "0:1", "worker", "a:1"),
+    *(
+        "",
+        "x",
+        "é",
+        "\0",
+        "a\nb",
+        "..",
+        "/",
+        "../x",
+        "\ud800",
+        "NaN",
+        "1e999",
+        "x" * 300,
+        "0:1",
+        "worker",
+        "a:1",
+    ),
     *([], {}, [[]], [None], {"": None}, [1, [2]], {"x": {"y": 0}}, [0] * 70, {"shape": [-5]}),
 ]
 TEXTS = [
@@ -32,9 +65,55 @@ TEXTS = [
         '""',
         "'",
     ),
-    *("\0", "\r", "\n", "\t", "é", "\ufeff", "{", "}", "[", "]", "[[", "]]", "=", ":", ";", "#", "\\", "\\u", "%", "@"),
-    *("x" * 300, "1-", "-1", "[1-3]", "[3-1]", "[0-99999999]", "(x2)", "(x999999999)", "inf", "true", "null", "NaN"),
-    *("[" * 2000, "{" * 2000, '{"a":' * 2000, "1" * 5000, "1979-05-27", "0x10", "1_000", "'''", '"""', "a.b.c", "[a]"),
+    *(
+        "\0",
+        "\r",
+        "\n",
+        "\t",
+        "é",
+        "\ufeff",
+        "{",
+        "}",
+        "[",
+        "]",
+        "[[",
+        "]]",
+        "=",
+        ":",
+        ";",
+        "#",
+        "\\",
+        "\\u",
+        "%",
+        "@",
+    ),
+    *(
+        "x" * 300,
+        "1-",
+        "-1",
+        "[1-3]",
+        "[3-1]",
+        "[0-99999999]",
+        "(x2)",
+        "(x999999999)",
+        "inf",
+        "true",
+        "null",
+        "NaN",
+    ),
+    *(
+        "[" * 2000,
+        "{" * 2000,
+        '{"a":' * 2000,
+        "1" * 5000,
+        "1979-05-27",
+        "0x10",
+        "1_000",
+        "'''",
+        '"""',
+        "a.b.c",
+        "[a]",
+    ),
 ]
 
 
@@ -48,7 +127,9 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
         if kind == 0 and size:
             content[place] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            content[place : place + size] = bytes(rng.choice((0, 0xFF, 0x80, rng.randrange(256))) for _ in range(size))
+            content[place : place + size] = bytes(
+                rng.choice((0, 0xFF, 0x80, rng.randrange(256))) for _ in range(size)
+            )
         elif kind == 2:
             del content[place : place + size]
         elif kind == 3:
@@ -63,7 +144,9 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
         else:
             width = rng.choice((1, 2, 4, 8))
             number = rng.choice(NUMBERS) & (1 << 8 * width) - 1
-            content[place : place + width] = number.to_bytes(width, rng.choice(("little", "little", "big")))
+            content[place : place + width] = number.to_bytes(
+                width, rng.choice(("little", "little", "big"))
+            )
     return bytes(content)
 
 
@@ -101,7 +184,9 @@ def mutate_tree(rng: random.Random, tree: Any, values: Sequence[Any] = VALUES) -
         elif kind == 5:
             parent[key] = copy.deepcopy(_value(*rng.choice(places)))
         elif kind == 6 and isinstance(parent, dict):
-            parent[rng.choice([*map(str, parent), "x", "", "é", "x" * 300, "../x"])] = parent.pop(key)
+            parent[rng.choice([*map(str, parent), "x", "", "é", "x" * 300, "../x"])] = parent.pop(
+                key
+            )
         elif isinstance(parent, list):
             parent[key:key] = [parent[key]] * rng.choice((1, 2, 40))
         else:
@@ -139,7 +224,11 @@ def mutate_message(rng: random.Random, data: bytes, depth: int = 0) -> bytes:
     if change < 4 and kind == 2:
         fields[number] = key, kind, mutate_message(rng, value, depth + 1)
     elif change == 4:
-        fields[number] = rng.choice((key, 1, 2, 3, 4, 15, 16, 2**29 - 1, 0)), rng.randrange(8), value
+        fields[number] = (
+            rng.choice((key, 1, 2, 3, 4, 15, 16, 2**29 - 1, 0)),
+            rng.randrange(8),
+            value,
+        )
     elif change == 5:
         fields[number:number] = [fields[number]] * rng.choice((1, 2, 30))
     elif change == 6:
@@ -147,7 +236,11 @@ def mutate_message(rng: random.Random, data: bytes, depth: int = 0) -> bytes:
     elif change == 7:
         rng.shuffle(fields)
     elif kind == 0:
-        fields[number] = key, kind, varint(rng.choice(NUMBERS) & (1 << 64) - 1, rng.choice((0, 0, 1, 9)))
+        fields[number] = (
+            key,
+            kind,
+            varint(rng.choice(NUMBERS) & (1 << 64) - 1, rng.choice((0, 0, 1, 9))),
+        )
     else:
         fields[number] = key, kind, rng.randbytes(rng.choice((0, 1, 4, 8, 30)))
     lie = rng.choice((0, 0, 0, 0, 0, 0, 1, -1, 1 << 31)) if rng.randrange(4) == 0 else 0

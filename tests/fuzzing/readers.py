@@ -103,7 +103,11 @@ def make_frames(rng: random.Random) -> bytes:
         frame = frame_record(rng.choice(PAYLOADS))
         kind = rng.randrange(9)
         if kind == 0:
-            frame = header(rng.choice((0, 1, 30, 10**4, 1 << 20, MOST_RECORD_BYTES + 1, 1 << 40, (1 << 64) - 1)))
+            frame = header(
+                rng.choice(
+                    (0, 1, 30, 10**4, 1 << 20, MOST_RECORD_BYTES + 1, 1 << 40, (1 << 64) - 1)
+                )
+            )
         elif kind == 1:
             frame = frame[: rng.randrange(len(frame))]
         elif kind == 2:
@@ -145,9 +149,14 @@ def read_plain_file(data: bytes, home: Path) -> None:
         path = home / "records"
         found, damages = read_skipping(path)
         if path.stat().st_size and not data.startswith((b"\x1f\x8b", b"\x78")):
-            index = index_records(path, on_damage="skip", sidecar=False, max_record_bytes=MOST_RECORD_BYTES)
+            index = index_records(
+                path, on_damage="skip", sidecar=False, max_record_bytes=MOST_RECORD_BYTES
+            )
             places = zip(index.offsets.tolist(), index.lengths.tolist(), strict=True)
-            check([data[at + 12 : at + 12 + size] for at, size in places] == found, "the index has other records")
+            check(
+                [data[at + 12 : at + 12 + size] for at, size in places] == found,
+                "the index has other records",
+            )
             check(len(index.damages) == len(damages), "the index has other damages")
 
 
@@ -172,14 +181,27 @@ def read_sidecar(change: tuple[bytes, bool], home: Path) -> None:
     sidecar_path(path).write_bytes(content + end)
     index = index_records(path)
     places = zip(index.offsets.tolist(), index.lengths.tolist(), strict=True)
-    check([SIDECAR[at + 12 : at + 12 + size] for at, size in places] == PAYLOADS[:4], "a damaged sidecar was believed")
+    check(
+        [SIDECAR[at + 12 : at + 12 + size] for at, size in places] == PAYLOADS[:4],
+        "a damaged sidecar was believed",
+    )
 
 
 # Examples
 
 EXAMPLES = [
-    encode_example({"x": np.arange(4, dtype=np.float32), "n": 3, "s": b"text", "w": np.arange(3), "r": bytes(8)}),
-    encode_example({"x": np.ones(4, np.float32), "n": -1, "s": b"", "w": np.array([], np.int64), "r": bytes(8)}),
+    encode_example(
+        {
+            "x": np.arange(4, dtype=np.float32),
+            "n": 3,
+            "s": b"text",
+            "w": np.arange(3),
+            "r": bytes(8),
+        }
+    ),
+    encode_example(
+        {"x": np.ones(4, np.float32), "n": -1, "s": b"", "w": np.array([], np.int64), "r": bytes(8)}
+    ),
     encode_example({"n": 2**62, "x": np.zeros(4, np.float32), "r": b"\xff" * 8}),
     encode_example({"r": bytes(8)}),
 ]
@@ -228,7 +250,9 @@ def read_example_batch(records: list[bytes], home: Path) -> None:
     check(None not in singly, "a record that is refused by itself is taken among others")
     for name, values in together.items():
         for number, value in enumerate(values):
-            same = np.array_equal(np.asarray(value), np.asarray(singly[number][name][0]), equal_nan=name == "x")
+            same = np.array_equal(
+                np.asarray(value), np.asarray(singly[number][name][0]), equal_nan=name == "x"
+            )
             check(same, f"feature {name} of record {number} differs")
 
 
@@ -241,8 +265,13 @@ def read_sequence(records: list[bytes], home: Path) -> None:
         try:
             decode_sequence_example(record)
         except ValueError:
-            check(not _is_message(SequenceExample, record), "decode_sequence_example refuses a message")
-    parse_sequence_examples(records, {"n": Fixed((), "int64", default=0), "p": Padded(dtype="float32")}, LISTS)
+            check(
+                not _is_message(SequenceExample, record),
+                "decode_sequence_example refuses a message",
+            )
+    parse_sequence_examples(
+        records, {"n": Fixed((), "int64", default=0), "p": Padded(dtype="float32")}, LISTS
+    )
 
 
 def _is_message(kind: Any, data: bytes) -> bool:
@@ -257,7 +286,9 @@ def _is_message(kind: Any, data: bytes) -> bool:
 
 EVENTS = [
     Event(file_version="brain.Event:2", wall_time=1.0).SerializeToString(),
-    Event(step=3, summary=Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])).SerializeToString(),
+    Event(
+        step=3, summary=Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])
+    ).SerializeToString(),
 ]
 
 
@@ -276,7 +307,13 @@ def read_event_file(data: bytes, home: Path) -> None:
 
 # Tables
 
-CELLS = [["a", "b", "c"], ["1", "2.5", "x"], ["-3", "", 'q"q'], ["", "nan", "é"], ["7", "1e3", "a,b"]]
+CELLS = [
+    ["a", "b", "c"],
+    ["1", "2.5", "x"],
+    ["-3", "", 'q"q'],
+    ["", "nan", "é"],
+    ["7", "1e3", "a,b"],
+]
 
 
 def make_csv(rng: random.Random) -> bytes:
@@ -285,7 +322,10 @@ def make_csv(rng: random.Random) -> bytes:
         row = rng.choice(cells)
         row[rng.randrange(3)] = rng.choice(TEXTS)
     quoted = [
-        [f'"{cell.replace(chr(34), chr(34) * 2)}"' if set(cell) & set('",\r\n') else cell for cell in row]
+        [
+            f'"{cell.replace(chr(34), chr(34) * 2)}"' if set(cell) & set('",\r\n') else cell
+            for cell in row
+        ]
         for row in cells
     ]
     text = "\n".join(",".join(row) for row in quoted) + "\n"
@@ -299,7 +339,11 @@ def read_csv_file(data: bytes, home: Path) -> None:
         pass
 
 
-LINES = [{"a": 1, "b": [1.5, 2], "c": "x"}, {"a": None, "b": [], "c": "é"}, {"b": [[1, 2]], "c": {"base64": "AAA="}}]
+LINES = [
+    {"a": 1, "b": [1.5, 2], "c": "x"},
+    {"a": None, "b": [], "c": "é"},
+    {"b": [[1, 2]], "c": {"base64": "AAA="}},
+]
 
 
 def make_jsonl(rng: random.Random) -> bytes:
@@ -392,13 +436,24 @@ def make_npy(rng: random.Random) -> bytes:
     head = text.encode("utf-8", "surrogatepass").ljust(118) + b"\n"
     version = rng.choice((1, 2, 3, 4, 0)) if odd == 3 else 1
     size = struct.pack("<H" if version < 2 else "<I", len(head) & 0xFFFF)
-    data = b"\x93NUMPY" + bytes([version, 0]) + size + head + rng.randbytes(rng.choice((48, 48, 48, 12, 0)))
+    data = (
+        b"\x93NUMPY"
+        + bytes([version, 0])
+        + size
+        + head
+        + rng.randbytes(rng.choice((48, 48, 48, 12, 0)))
+    )
     return mutate_bytes(rng, data) if rng.randrange(6) == 0 else data
 
 
 def make_npz(rng: random.Random) -> bytes:
     file = io.BytesIO()
-    kinds = (*[zipfile.ZIP_STORED] * 4, *[zipfile.ZIP_DEFLATED] * 4, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    kinds = (
+        *[zipfile.ZIP_STORED] * 4,
+        *[zipfile.ZIP_DEFLATED] * 4,
+        zipfile.ZIP_BZIP2,
+        zipfile.ZIP_LZMA,
+    )
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", rng.choice(kinds)) as archive:
         warnings.simplefilter("ignore")  # names that are there twice
         for name in ("a.npy", *rng.choices(NAMES, k=rng.randrange(4) == 0)):
@@ -439,7 +494,10 @@ def make_bundle(rng: random.Random) -> tuple[bytes, bytes]:
     if rng.randrange(4):
         number = rng.randrange(len(entries))
         key, value = entries[number]
-        entries[number] = (mutate_bytes(rng, key) if rng.randrange(6) == 0 else key), mutate_message(rng, value)
+        entries[number] = (
+            (mutate_bytes(rng, key) if rng.randrange(6) == 0 else key),
+            mutate_message(rng, value),
+        )
     entries = sorted(entries) if rng.randrange(4) else entries
     index = bundles.table(entries, per_block=rng.choice((1, 2, 1000)), interval=rng.choice((1, 16)))
     data = bundles.FLOATS + STRINGS
@@ -466,9 +524,7 @@ def read_bundle(files: tuple[bytes, bytes], home: Path) -> None:
         raise refused
 
 
-STATE = (
-    'model_checkpoint_path: "model-5"\nall_model_checkpoint_paths: "model-3"\nall_model_checkpoint_paths: "model-5"\n'
-)
+STATE = 'model_checkpoint_path: "model-5"\nall_model_checkpoint_paths: "model-3"\nall_model_checkpoint_paths: "model-5"\n'
 
 
 def read_state(text: str, home: Path) -> None:
@@ -486,10 +542,20 @@ MANIFEST = {
         "w": {"shape": [2, 3], "dtype": "float32", "pieces": {"0:2,0:3": "x"}, "key": None},
         "e": {"shape": [0], "dtype": "bfloat16", "pieces": {}, "key": None},
     },
-    "files": {"a/data": {"size": 3, "crc32c": "00000000"}, "commit_success.txt": {"size": 0, "crc32c": "00000000"}},
+    "files": {
+        "a/data": {"size": 3, "crc32c": "00000000"},
+        "commit_success.txt": {"size": 0, "crc32c": "00000000"},
+    },
 }
 RECORD = {"step": 7, "time": 1.7e9, "metrics": {"loss": 0.5}, "role": "newest", "pinned": False}
-RETENTION = {"keep": 3, "every_steps": None, "every_hours": None, "best": 1, "metric": "loss", "mode": "min"}
+RETENTION = {
+    "keep": 3,
+    "every_steps": None,
+    "every_hours": None,
+    "best": 1,
+    "metric": "loss",
+    "mode": "min",
+}
 CATALOG = {"latest": 7, "keep_after": None, "retention": RETENTION, "checkpoints": [RECORD]}
 
 
@@ -497,8 +563,12 @@ def make_manifest(rng: random.Random) -> bytes:
     if rng.randrange(5) == 0:
         return mutate_bytes(rng, as_text(MANIFEST).encode())
     try:
-        body = json.dumps(mutate_tree(rng, MANIFEST), sort_keys=True)  # with NaN, which as_text refuses
-        return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'.encode(errors="surrogatepass")
+        body = json.dumps(
+            mutate_tree(rng, MANIFEST), sort_keys=True
+        )  # with NaN, which as_text refuses
+        return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'.encode(
+            errors="surrogatepass"
+        )
     except (TypeError, UnicodeEncodeError):  # no text of it has a checksum
         return mutate_json(rng, {"crc32c": "00000000", "manifest": MANIFEST})
 
@@ -599,7 +669,10 @@ def read_config(config: tuple[bytes, list[str]], home: Path) -> None:
     try:
         plan(load(home / "job.toml", config[1]))
     except ConfigError as error:
-        check(0 < len(str(error).splitlines()) <= 2, f"a refusal of {len(str(error).splitlines())} lines")
+        check(
+            0 < len(str(error).splitlines()) <= 2,
+            f"a refusal of {len(str(error).splitlines())} lines",
+        )
         raise
 
 
@@ -615,7 +688,11 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
     "SLURM_PROCID": "2",
 }
-KUBERNETES = {"JOB_COMPLETION_INDEX": "2", "FTRAIN_PROCESSES": "3", "FTRAIN_CHIEF": "digits-0.digits:8476"}
+KUBERNETES = {
+    "JOB_COMPLETION_INDEX": "2",
+    "FTRAIN_PROCESSES": "3",
+    "FTRAIN_CHIEF": "digits-0.digits:8476",
+}
 
 
 def make_cluster(rng: random.Random) -> tuple[str, bytes]:
@@ -623,7 +700,9 @@ def make_cluster(rng: random.Random) -> tuple[str, bytes]:
         return ".json", mutate_json(rng, rng.choice((CLUSTER, CLUSTER_DEF)))
     if rng.randrange(2):
         return ".toml", mutate_text(rng, CLUSTER_TOML).encode(errors="surrogatepass")
-    return ".toml", tomli_w.dumps({"worker": mutate_tree(rng, CLUSTER["worker"], TOML_VALUES)}).encode()
+    return ".toml", tomli_w.dumps(
+        {"worker": mutate_tree(rng, CLUSTER["worker"], TOML_VALUES)}
+    ).encode()
 
 
 def read_cluster(file: tuple[str, bytes], home: Path) -> None:
@@ -666,7 +745,9 @@ FORMATS = {
     "npz, mapped": Format(make_npz, open_arrays("m.npz"), (ValueError,), 6),
     "npy, mapped": Format(make_npy, open_arrays("m.npy"), (ValueError,), 4),
     "TensorFlow checkpoint": Format(make_bundle, read_bundle, (TfCheckpointError,), 12),
-    "TensorFlow state": Format(lambda rng: mutate_text(rng, STATE), read_state, (TfCheckpointError,), 4),
+    "TensorFlow state": Format(
+        lambda rng: mutate_text(rng, STATE), read_state, (TfCheckpointError,), 4
+    ),
     "manifest": Format(make_manifest, read_manifest_file, (CheckpointError,), 3),
     "catalog": Format(lambda rng: mutate_json(rng, CATALOG), read_catalog_file, (), 2),
     "metrics.jsonl": Format(make_metrics, read_metrics_file, (ValueError,), 4),

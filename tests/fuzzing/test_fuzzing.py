@@ -33,7 +33,9 @@ def fuzz(names: list[str], first: int, count: int, progress: Path) -> Totals:
     if done.returncode:
         number = progress.read_text().strip() if progress.exists() else "none"
         limits = f"limits: {SECONDS} s and {MEMORY >> 20} MB"
-        pytest.fail(f"the process ended with {done.returncode}, last input: {number} ({limits})\n{done.stderr}")
+        pytest.fail(
+            f"the process ended with {done.returncode}, last input: {number} ({limits})\n{done.stderr}"
+        )
     totals: Totals = json.loads(done.stdout)
     failures = [
         f"{name}, input {failure['number']}: {failure['input']}\n{failure['error']}"
@@ -60,7 +62,9 @@ def test_the_campaign(tmp_path, capsys):
 
     longest_first = sorted(FORMATS, key=lambda name: -FORMATS[name].weight)
     with ThreadPoolExecutor(2) as pool:
-        totals = {name: each for found in pool.map(run, longest_first) for name, each in found.items()}
+        totals = {
+            name: each for found in pool.map(run, longest_first) for name, each in found.items()
+        }
     with capsys.disabled():
         print("\n" + show(totals))
     assert sum(each["inputs"] for each in totals.values()) >= 100_000

@@ -18,7 +18,10 @@ def batch_of(examples):
 def loss_fn(params, batch):
     rows = lookup(params["table"], batch["ids"]).sum(1)
     outputs = jnp.tanh(batch["x"] @ params["w"] + rows)
-    return jnp.mean(outputs**2), {"mean": jnp.mean(outputs), "largest": jnp.max(batch["ids"]) * 0 + 3}
+    return jnp.mean(outputs**2), {
+        "mean": jnp.mean(outputs),
+        "largest": jnp.max(batch["ids"]) * 0 + 3,
+    }
 
 
 DIFFERENTIATE = value_and_grad(loss_fn, has_aux=True)
@@ -39,12 +42,16 @@ def test_parts_give_what_the_whole_gives(microbatches):
     np.testing.assert_allclose(gradients["w"], whole["w"], rtol=1e-6, atol=1e-6)
     assert isinstance(gradients["table"], Rows)
     table = start["table"]
-    np.testing.assert_allclose(gradients["table"].to_dense(table), whole["table"].to_dense(table), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        gradients["table"].to_dense(table), whole["table"].to_dense(table), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_sums_of_low_precision_are_kept_in_float32():
     def differentiate(params, batch):
-        return jnp.mean(batch["x"]).astype(jnp.bfloat16), {"w": jnp.mean(batch["x"]).astype(jnp.bfloat16)}
+        return jnp.mean(batch["x"]).astype(jnp.bfloat16), {
+            "w": jnp.mean(batch["x"]).astype(jnp.bfloat16)
+        }
 
     x = jnp.array([256.0] + [1.0] * 511)
     value, gradients = accumulate(differentiate, 512)(None, {"x": x})
@@ -68,7 +75,11 @@ def test_memory_does_not_grow_with_the_number_of_parts():
         analysis = step.lower(start, {"x": jnp.ones((examples, 3))}).compile().memory_analysis()
         return analysis.temp_size_in_bytes
 
-    one, many, whole = temporary_bytes(1, 512), temporary_bytes(16, 512 * 16), temporary_bytes(1, 512 * 16)
+    one, many, whole = (
+        temporary_bytes(1, 512),
+        temporary_bytes(16, 512 * 16),
+        temporary_bytes(1, 512 * 16),
+    )
     assert many <= 1.3 * one < whole
 
 
@@ -89,13 +100,17 @@ def test_numbers_that_are_no_arrays_are_averaged_too():
     def with_numbers(params, batch):
         return jnp.mean(batch["x"] * params), {"weight": 0.5, "examples": batch["x"].shape[0]}
 
-    (value, aux), _ = accumulate(value_and_grad(with_numbers, has_aux=True), 2)(jnp.float32(2.0), {"x": np.ones(4)})
+    (value, aux), _ = accumulate(value_and_grad(with_numbers, has_aux=True), 2)(
+        jnp.float32(2.0), {"x": np.ones(4)}
+    )
     assert (float(value), float(aux["weight"]), float(aux["examples"])) == (2.0, 0.5, 2.0)
 
 
 def test_the_number_of_parts_is_checked():
     for wrong in (0, 1.5, "2", True):
-        with pytest.raises(ValueError, match=f"microbatches must be a whole number >= 1, got {wrong!r}"):
+        with pytest.raises(
+            ValueError, match=f"microbatches must be a whole number >= 1, got {wrong!r}"
+        ):
             accumulate(value_and_grad(loss_fn), wrong)
 
 

@@ -30,7 +30,9 @@ def test_clipping_keeps_the_direction_and_bounds_the_length(values, limit):
 
 @given(VALUES, st.floats(-100, 100, width=32), st.floats(0, 100, width=32))
 def test_clipping_by_value_leaves_what_is_within(values, low, width):
-    clipped = np.asarray(clip_by_value({"a": jnp.array(values, jnp.float32)}, low, low + width)["a"])
+    clipped = np.asarray(
+        clip_by_value({"a": jnp.array(values, jnp.float32)}, low, low + width)["a"]
+    )
     expected = np.clip(np.array(values, np.float32), np.float32(low), np.float32(low + width))
     # Equal, but that XLA takes numbers too small to be normal for zero.
     np.testing.assert_allclose(clipped, expected, rtol=0, atol=np.finfo(np.float32).tiny)
@@ -51,7 +53,9 @@ def test_clipping_by_norm_bounds_each_leaf_by_itself(values, limit):
 def test_clipping_by_average_norm_bounds_the_norm_for_each_element(values, limit):
     leaf = np.array(values, np.float64)
     clipped = clip_by_average_norm(jnp.array(values, jnp.float32), limit)
-    scale = min(1.0, limit * leaf.size / np.linalg.norm(leaf)) if np.linalg.norm(leaf) > 1e-18 else 1.0
+    scale = (
+        min(1.0, limit * leaf.size / np.linalg.norm(leaf)) if np.linalg.norm(leaf) > 1e-18 else 1.0
+    )
     np.testing.assert_allclose(clipped, leaf * scale, rtol=1e-4, atol=1e-6)
 
 
@@ -69,7 +73,9 @@ def test_a_norm_that_is_not_finite_cannot_pass_unseen(bad):
 
 
 def test_dtypes_are_kept_and_a_known_norm_is_used():
-    clipped, norm = clip_by_global_norm({"a": jnp.ones(4, jnp.bfloat16)}, 1.0, use_norm=jnp.float32(2.0))
+    clipped, norm = clip_by_global_norm(
+        {"a": jnp.ones(4, jnp.bfloat16)}, 1.0, use_norm=jnp.float32(2.0)
+    )
     assert clipped["a"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(clipped["a"].astype(jnp.float32), 0.5 * np.ones(4))
     assert norm == 2.0
@@ -106,10 +112,16 @@ def test_the_norm_of_half_precision_does_not_overflow():
 def test_half_precision_is_clipped_in_float32(dtype):
     leaf = jnp.linspace(100, 300, 1000, dtype=dtype)
     wide = leaf.astype(jnp.float32)
-    for function, arguments in ((clip_by_norm, (3.0,)), (clip_by_average_norm, (0.01,)), (clip_by_global_norm, (7.0,))):
+    for function, arguments in (
+        (clip_by_norm, (3.0,)),
+        (clip_by_average_norm, (0.01,)),
+        (clip_by_global_norm, (7.0,)),
+    ):
         clipped = function(leaf, *arguments)
         expected = function(wide, *arguments)
-        clipped, expected = (each[0] if isinstance(each, tuple) else each for each in (clipped, expected))
+        clipped, expected = (
+            each[0] if isinstance(each, tuple) else each for each in (clipped, expected)
+        )
         assert clipped.dtype == dtype
         np.testing.assert_array_equal(clipped, expected.astype(dtype))
 
@@ -128,7 +140,11 @@ def test_numbers_whose_squares_overflow_are_scaled_and_not_lost():
 
 def test_an_infinite_norm_clips_nothing():
     leaf = jnp.array([3.0, -4.0])
-    for function in (clip_by_norm, clip_by_average_norm, lambda *given: clip_by_global_norm(*given)[0]):
+    for function in (
+        clip_by_norm,
+        clip_by_average_norm,
+        lambda *given: clip_by_global_norm(*given)[0],
+    ):
         np.testing.assert_array_equal(function(leaf, float("inf")), leaf)
 
 
@@ -140,7 +156,9 @@ def test_a_norm_that_makes_no_sense_is_refused(function, norm):
 
 
 def test_integers_cannot_be_scaled_to_a_norm():
-    with pytest.raises(TypeError, match="only floating-point numbers can be scaled to a norm; leaf b is int32"):
+    with pytest.raises(
+        TypeError, match="only floating-point numbers can be scaled to a norm; leaf b is int32"
+    ):
         clip_by_global_norm({"a": jnp.ones(2), "b": jnp.arange(3)}, 1.0)
     with pytest.raises(TypeError, match="got int32"):
         clip_by_norm(jnp.arange(3), 1.0)

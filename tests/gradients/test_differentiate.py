@@ -30,9 +30,13 @@ def test_in_float64():
         assert state.params["w"].dtype == jnp.float64
 
 
-@pytest.mark.parametrize("extra", [jax.random.key(0), jnp.complex64(1j), 3, True, 0.5, jnp.ones(2), None])
+@pytest.mark.parametrize(
+    "extra", [jax.random.key(0), jnp.complex64(1j), 3, True, 0.5, jnp.ones(2), None]
+)
 def test_what_comes_beside_the_value_may_be_anything(extra):
-    (_, aux), rows = jax.jit(lambda t: value_and_grad(lambda t: (loss_fn(t), extra), has_aux=True)(t))(TABLE)
+    (_, aux), rows = jax.jit(
+        lambda t: value_and_grad(lambda t: (loss_fn(t), extra), has_aux=True)(t)
+    )(TABLE)
     np.testing.assert_allclose(rows.to_dense(TABLE), jax.grad(loss_fn)(TABLE), rtol=1e-6)
     assert jax.tree.structure(aux) == jax.tree.structure(extra)
 
@@ -44,7 +48,9 @@ def test_a_model_state_may_hold_keys():
     optimizer = optimizers.adam(0.1)
     state = TrainState.create({"w": jnp.ones(2)}, optimizer, model_state={"key": jax.random.key(3)})
     after, _ = jax.jit(make_step(loss, optimizer, with_model_state=True))(state, jnp.zeros(1))
-    assert (jax.random.key_data(after.model_state["key"]) != jax.random.key_data(jax.random.key(3))).any()
+    assert (
+        jax.random.key_data(after.model_state["key"]) != jax.random.key_data(jax.random.key(3))
+    ).any()
 
 
 def test_a_table_may_be_a_numpy_array():
@@ -54,7 +60,9 @@ def test_a_table_may_be_a_numpy_array():
 
 def test_duplicates_of_bfloat16_are_summed_in_float32():
     table = jnp.ones((3, 1), jnp.bfloat16)
-    _, rows = value_and_grad(lambda t: jnp.mean(lookup(t, jnp.zeros(512, jnp.int32)).astype(jnp.float32)))(table)
+    _, rows = value_and_grad(
+        lambda t: jnp.mean(lookup(t, jnp.zeros(512, jnp.int32)).astype(jnp.float32))
+    )(table)
     assert float(rows.to_dense(table)[0, 0]) == 1.0
 
 
@@ -65,7 +73,9 @@ def test_under_shard_map_each_device_has_the_rows_it_read():
         return jax.lax.psum(loss_fn(table, ids), "data")
 
     spread = jax.shard_map(total, mesh=mesh, in_specs=(whole, data), out_specs=whole)
-    np.testing.assert_allclose(value_and_grad(spread)(TABLE, IDS)[1], jax.grad(loss_fn)(TABLE), rtol=1e-5)
+    np.testing.assert_allclose(
+        value_and_grad(spread)(TABLE, IDS)[1], jax.grad(loss_fn)(TABLE), rtol=1e-5
+    )
 
     def own(table, ids):
         _, rows = value_and_grad(loss_fn)(table, ids)
@@ -92,7 +102,9 @@ def test_a_pair_is_wanted_for_has_aux():
 
 @pytest.mark.parametrize("ids", [[2**32 + 1], [-(2**40)], [7]])
 def test_large_numbers_are_not_cut_off(ids):
-    np.testing.assert_array_equal(lookup(TABLE, np.array(ids), out_of_range="drop"), jnp.zeros((1, 2)))
+    np.testing.assert_array_equal(
+        lookup(TABLE, np.array(ids), out_of_range="drop"), jnp.zeros((1, 2))
+    )
 
 
 def test_no_ids_at_all():
@@ -110,6 +122,8 @@ def test_rows_of_narrow_types_name_the_right_rows():
     assert not slot[3000:].any()
     descent = optimizers.gradient_descent(0.1)
     updates, _ = descent.update(
-        {"t": Rows(jnp.array([250], jnp.uint8), jnp.ones((1, 1)))}, descent.init({"t": table}), {"t": table}
+        {"t": Rows(jnp.array([250], jnp.uint8), jnp.ones((1, 1)))},
+        descent.init({"t": table}),
+        {"t": table},
     )
     assert float(optimizers.apply_updates({"t": table}, updates)["t"][250, 0]) == pytest.approx(0.9)

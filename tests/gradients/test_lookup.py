@@ -23,7 +23,9 @@ def assert_same_gradients(function, params, *args):
 def test_ids_of_any_shape(shape):
     ids = np.random.default_rng(1).integers(0, 7, size=shape, dtype=np.int32)
     np.testing.assert_array_equal(lookup(TABLE, ids), np.asarray(TABLE)[ids])
-    gradients = assert_same_gradients(lambda p: jnp.sum(jnp.sin(lookup(p["table"], ids))), {"table": TABLE})
+    gradients = assert_same_gradients(
+        lambda p: jnp.sum(jnp.sin(lookup(p["table"], ids))), {"table": TABLE}
+    )
     assert isinstance(gradients["table"], Rows)
     assert gradients["table"].values.shape == (ids.size, 3)
 
@@ -34,7 +36,10 @@ def several(p, ids):
 
 
 def under_vmap(p, ids):
-    return jnp.sum(jax.vmap(lambda i: jax.vmap(lambda j: lookup(p["table"], j))(i), in_axes=1)(ids) ** 2 @ p["dense"])
+    return jnp.sum(
+        jax.vmap(lambda i: jax.vmap(lambda j: lookup(p["table"], j))(i), in_axes=1)(ids) ** 2
+        @ p["dense"]
+    )
 
 
 def under_jit(p, ids):
@@ -42,7 +47,9 @@ def under_jit(p, ids):
 
 
 def under_jit_closed_over(p, ids):
-    return jnp.sum(jax.jit(lambda i: jax.jit(lambda: jnp.tanh(lookup(p["table"], i)))())(ids) @ p["dense"])
+    return jnp.sum(
+        jax.jit(lambda i: jax.jit(lambda: jnp.tanh(lookup(p["table"], i)))())(ids) @ p["dense"]
+    )
 
 
 def under_checkpoint(p, ids):
@@ -55,7 +62,8 @@ def with_ids_made_inside(p, ids):
 
 
 @pytest.mark.parametrize(
-    "function", [several, under_vmap, under_jit, under_jit_closed_over, under_checkpoint, with_ids_made_inside]
+    "function",
+    [several, under_vmap, under_jit, under_jit_closed_over, under_checkpoint, with_ids_made_inside],
 )
 @pytest.mark.parametrize("compile_it", [False, True])
 def test_the_gradient_of_a_table_is_rows(function, compile_it):
@@ -77,11 +85,15 @@ def cast_first(p, ids):
 
 
 def inside_a_scan(p, ids):
-    return jax.lax.scan(lambda total, i: (total + jnp.sum(lookup(p["table"], i) ** 2), None), 0.0, ids)[0]
+    return jax.lax.scan(
+        lambda total, i: (total + jnp.sum(lookup(p["table"], i) ** 2), None), 0.0, ids
+    )[0]
 
 
 def returned(p, ids):
-    return jax.jit(lambda t: (jnp.sum(lookup(t, ids) ** 2), t))(p["table"])[1].sum() + jnp.sum(lookup(p["table"], ids))
+    return jax.jit(lambda t: (jnp.sum(lookup(t, ids) ** 2), t))(p["table"])[1].sum() + jnp.sum(
+        lookup(p["table"], ids)
+    )
 
 
 @pytest.mark.parametrize("function", [tied, cast_first, inside_a_scan, returned])
@@ -96,17 +108,23 @@ def test_auxiliaries_arguments_and_structure_are_those_of_jax():
         return scale * jnp.sum(rows**power), {"mean": rows.mean()}
 
     arguments = (jnp.float32(2.0), {"table": TABLE}, jnp.array([1, 1]))
-    (value, aux), (by_scale, by_params) = value_and_grad(function, argnums=(0, 1), has_aux=True)(*arguments, power=2)
-    (expected, expected_aux), expected_gradients = jax.value_and_grad(function, argnums=(0, 1), has_aux=True)(
+    (value, aux), (by_scale, by_params) = value_and_grad(function, argnums=(0, 1), has_aux=True)(
         *arguments, power=2
     )
+    (expected, expected_aux), expected_gradients = jax.value_and_grad(
+        function, argnums=(0, 1), has_aux=True
+    )(*arguments, power=2)
     np.testing.assert_allclose([value, aux["mean"]], [expected, expected_aux["mean"]], rtol=1e-6)
     np.testing.assert_allclose(by_scale, expected_gradients[0], rtol=1e-6)
-    np.testing.assert_allclose(by_params["table"].to_dense(TABLE), expected_gradients[1]["table"], rtol=1e-6)
+    np.testing.assert_allclose(
+        by_params["table"].to_dense(TABLE), expected_gradients[1]["table"], rtol=1e-6
+    )
 
 
 def test_ids_out_of_range_are_an_error():
-    with pytest.raises(IndexError, match=r"id 7 is not in a table of 7 rows; out_of_range=\"drop\" reads zeros"):
+    with pytest.raises(
+        IndexError, match=r"id 7 is not in a table of 7 rows; out_of_range=\"drop\" reads zeros"
+    ):
         lookup(TABLE, jnp.array([[0, 7]]))
     with pytest.raises(IndexError, match="id -1 is not in a table"):
         lookup(TABLE, -1)
@@ -122,7 +140,9 @@ def test_ids_out_of_range_can_be_dropped():
     expected = np.zeros((7, 3))
     expected[2] = 6
     np.testing.assert_array_equal(rows.to_dense(TABLE), expected)
-    assert float(jnp.sum(rows.values)) == 18  # nothing is left in the dropped places that a norm would count
+    assert (
+        float(jnp.sum(rows.values)) == 18
+    )  # nothing is left in the dropped places that a norm would count
 
 
 def test_bad_arguments_are_named():
@@ -136,7 +156,9 @@ def test_bad_arguments_are_named():
 
 def test_a_batch_of_tables_is_looked_up_one_by_one():
     tables = jnp.stack([TABLE, TABLE + 1])
-    np.testing.assert_array_equal(jax.vmap(lookup)(tables, jnp.array([1, 2])), [TABLE[1], TABLE[2] + 1])
+    np.testing.assert_array_equal(
+        jax.vmap(lookup)(tables, jnp.array([1, 2])), [TABLE[1], TABLE[2] + 1]
+    )
 
 
 def test_it_can_be_differentiated_twice():

@@ -13,7 +13,9 @@ from ftrain.gradients.sealing import TakenApartError, seal, unseal
 from ftrain.optimizers import apply_updates
 
 # A few lengths only: each is compiled by itself.
-IDS = st.sampled_from([0, 1, 2, 24]).flatmap(lambda n: st.lists(st.integers(-3, 12), min_size=n, max_size=n))
+IDS = st.sampled_from([0, 1, 2, 24]).flatmap(
+    lambda n: st.lists(st.integers(-3, 12), min_size=n, max_size=n)
+)
 
 
 def rows_of(ids, width=2, seed=0) -> Rows:
@@ -23,7 +25,9 @@ def rows_of(ids, width=2, seed=0) -> Rows:
 
 def dense_of(rows, length=10):
     table = np.zeros((length, rows.values.shape[1]))
-    for index, value in zip(np.asarray(rows.indices), np.asarray(rows.values, np.float64), strict=True):
+    for index, value in zip(
+        np.asarray(rows.indices), np.asarray(rows.values, np.float64), strict=True
+    ):
         if 0 <= index < length:
             table[index] += value
     return table
@@ -32,8 +36,12 @@ def dense_of(rows, length=10):
 @given(IDS)
 def test_rows_are_a_table_and_rows_out_of_it_are_dropped(ids):
     rows = rows_of(ids)
-    np.testing.assert_allclose(rows.to_dense(jnp.zeros((10, 2))), dense_of(rows), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(rows.add_to(jnp.ones((10, 2))), dense_of(rows) + 1, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        rows.to_dense(jnp.zeros((10, 2))), dense_of(rows), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        rows.add_to(jnp.ones((10, 2))), dense_of(rows) + 1, rtol=1e-5, atol=1e-6
+    )
 
 
 @given(IDS)
@@ -70,7 +78,9 @@ def test_first_positions_of_long_lists(ids):
 
 def test_rows_can_be_mapped_over():
     ids = jnp.array([[1, 1, 2], [0, 0, 0]])
-    summed = jax.vmap(lambda i: Rows(i, jnp.ones((3, 1))).sum_duplicates().to_dense(jnp.zeros((3, 1))))(ids)
+    summed = jax.vmap(
+        lambda i: Rows(i, jnp.ones((3, 1))).sum_duplicates().to_dense(jnp.zeros((3, 1)))
+    )(ids)
     np.testing.assert_array_equal(summed[..., 0], [[0, 2, 1], [3, 0, 0]])
 
 
@@ -99,7 +109,9 @@ def test_densify_stands_before_stock_transforms():
 
 def test_sealed_rows_cannot_be_taken_apart_by_mistake():
     sealed = seal({"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)})
-    with pytest.raises(TakenApartError, match=r"asked Rows for shape: put ftrain.gradients.densify\(\) before it"):
+    with pytest.raises(
+        TakenApartError, match=r"asked Rows for shape: put ftrain.gradients.densify\(\) before it"
+    ):
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sealed)
     with pytest.raises(TypeError):
         optax.scale(2.0).update(sealed, optax.EmptyState())
@@ -109,12 +121,16 @@ def test_sealed_rows_cannot_be_taken_apart_by_mistake():
     assert jax.tree.structure(doubled) == jax.tree.structure({"table": rows_of([1]), "bias": 0})
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+)
 def test_indices_outside_of_the_table_name_no_row_in_any_type(dtype):
     """Cut off to 32 bits, 2**32 + 1 would name row 1."""
     info = np.iinfo(dtype)
     wrapping = [2**32 + 1, 2**32 + 2] if info.max > 2**32 else []
-    indices = np.array([1, info.max, info.max - 1, info.min if info.min < 0 else 100, *wrapping], dtype)
+    indices = np.array(
+        [1, info.max, info.max - 1, info.min if info.min < 0 else 100, *wrapping], dtype
+    )
     rows = Rows(indices, jnp.ones((len(indices), 2)))
     expected = [[0, 0], [1, 1], [0, 0]]
     table = jnp.zeros((3, 2))

@@ -80,7 +80,10 @@ def test_the_scale_shrinks_on_overflow_and_grows_after_a_while():
 
 def half_loss(params, batch, rng):
     # Its gradient, 1e-6 and less, is below what float16 can hold unless it is scaled.
-    return jnp.sum((params["w"].astype(jnp.float16) * 1e-3) ** 2).astype(jnp.float32) * batch["x"].mean()
+    return (
+        jnp.sum((params["w"].astype(jnp.float16) * 1e-3) ** 2).astype(jnp.float32)
+        * batch["x"].mean()
+    )
 
 
 def test_a_step_scales_the_loss_and_unscales_the_gradients():
@@ -88,13 +91,17 @@ def test_a_step_scales_the_loss_and_unscales_the_gradients():
     plain = optimizers.gradient_descent(1.0)
     _, metrics = make_step(half_loss, plain)(TrainState.create(params, plain), batch)
     scaled = loss_scaling(plain, scale=2.0**14)
-    state, scaled_metrics = jax.jit(make_step(half_loss, scaled))(TrainState.create(params, scaled), batch)
+    state, scaled_metrics = jax.jit(make_step(half_loss, scaled))(
+        TrainState.create(params, scaled), batch
+    )
     exact = float(jnp.linalg.norm(2e-6 * params["w"]))
     assert abs(float(metrics["gradient_norm"]) - exact) > 0.1 * exact
     assert float(scaled_metrics["gradient_norm"]) == pytest.approx(exact, rel=0.01)
     assert scaled_metrics["loss"] == metrics["loss"]
     assert float(scaled_metrics["loss_scale"]) == 2.0**14
-    np.testing.assert_allclose(params["w"] - state.params["w"], 2e-6 * params["w"], rtol=0.05)  # float32 of 0.02
+    np.testing.assert_allclose(
+        params["w"] - state.params["w"], 2e-6 * params["w"], rtol=0.05
+    )  # float32 of 0.02
 
 
 def test_gradients_of_half_precision_parameters_do_not_vanish_either():
@@ -106,12 +113,16 @@ def test_gradients_of_half_precision_parameters_do_not_vanish_either():
     state, metrics = jax.jit(make_step(loss, optimizer))(state, {"x": jnp.ones(1)})
     assert float(metrics["gradient_norm"]) == pytest.approx(1e-9 * np.sqrt(3), rel=1e-2)
     assert state.params["w"].dtype == jnp.float16
-    assert float(optimizers.get_slot(state.opt_state, "w", "m")[0]) == pytest.approx(1e-10, rel=1e-2)
+    assert float(optimizers.get_slot(state.opt_state, "w", "m")[0]) == pytest.approx(
+        1e-10, rel=1e-2
+    )
 
 
 def test_a_step_tells_what_was_skipped():
     optimizer = guard(optax.chain(optax.scale(1.0), optimizers.momentum(0.1, 0.9)))
-    step = jax.jit(make_step(lambda params, batch, rng: jnp.sum(params["w"]) * batch["x"].mean(), optimizer))
+    step = jax.jit(
+        make_step(lambda params, batch, rng: jnp.sum(params["w"]) * batch["x"].mean(), optimizer)
+    )
     state = TrainState.create({"w": jnp.ones(2)}, optimizer)
     told = []
     for x in (1.0, np.nan, 1.0, np.inf):
@@ -129,7 +140,10 @@ def test_a_step_tells_what_was_skipped():
         (lambda: guard(optax.sgd(0.1), patience=0), "patience must be a whole number >= 1, got 0"),
         (lambda: guard(optax.sgd(0.1), window=1.5), "window must be a whole number >= 1, got 1.5"),
         (lambda: loss_scaling(optax.sgd(0.1), factor=1.0), "factor must be > 1, got 1.0"),
-        (lambda: loss_scaling(optax.sgd(0.1), growth_interval=0), "growth_interval must be a whole number >= 1"),
+        (
+            lambda: loss_scaling(optax.sgd(0.1), growth_interval=0),
+            "growth_interval must be a whole number >= 1",
+        ),
         (lambda: loss_scaling(optax.sgd(0.1), scale=0.0), "scale must be > 0, got 0.0"),
     ],
 )
@@ -140,7 +154,9 @@ def test_bad_settings(make, message):
 
 def test_what_is_not_called_is_named():
     for wrap in (guard, loss_scaling):
-        with pytest.raises(TypeError, match=r"optimizer must be an optax.GradientTransformation, such as adam"):
+        with pytest.raises(
+            TypeError, match=r"optimizer must be an optax.GradientTransformation, such as adam"
+        ):
             wrap(optimizers.adam)
     with pytest.raises(TypeError, match=r"call its .gradient_transformation\(\)"):
         guard(optax.MultiSteps(optax.sgd(0.1), 2))

@@ -43,19 +43,33 @@ def test_it_restores_while_the_chief_is_running_and_saves_nothing(pipeline, tmp_
             running.step()
         CheckpointManager(tmp_path).latest()
         if kind == "loop":
-            hooks = [CheckpointSaver(tmp_path / "checkpoints", when=every(steps=1)), log, StopAtStep(9)]
+            hooks = [
+                CheckpointSaver(tmp_path / "checkpoints", when=every(steps=1)),
+                log,
+                StopAtStep(9),
+            ]
             follower = Loop(STEP, make_state(), pipeline, hooks=hooks, scaffold=waiting)
         else:
             follower = ftrain.Run(
-                STEP, make_state(), pipeline, directory=tmp_path, hooks=[log], scaffold=waiting, steps=9
+                STEP,
+                make_state(),
+                pipeline,
+                directory=tmp_path,
+                hooks=[log],
+                scaffold=waiting,
+                steps=9,
             )
         before = sorted(path.name for path in tmp_path.iterdir())
         take(follower)
         assert follower.start_step == 5
         assert follower.steps_taken == 9
         assert CheckpointManager(tmp_path).steps() == [5]
-        assert sorted(path.name for path in tmp_path.iterdir()) == before  # nor does it write anything else there
-        assert any("is written by another process; this one saves nothing" in line for line in lines)
+        assert (
+            sorted(path.name for path in tmp_path.iterdir()) == before
+        )  # nor does it write anything else there
+        assert any(
+            "is written by another process; this one saves nothing" in line for line in lines
+        )
         running.request_stop()
     assert CheckpointManager(tmp_path).steps() == [5, 7]
 
@@ -96,7 +110,9 @@ def test_without_waiting_a_second_saver_is_refused(pipeline, tmp_path):
 
 
 def test_a_saver_whose_lock_was_taken_saves_no_more(pipeline, tmp_path):
-    with pytest.raises(ftrain.checkpoints.InUseError, match=r"saver\.lock was deleted, and another process saves"):
+    with pytest.raises(
+        ftrain.checkpoints.InUseError, match=r"saver\.lock was deleted, and another process saves"
+    ):
         take_while_the_lock_is_stolen(pipeline, tmp_path)
     assert CheckpointManager(tmp_path).latest() is None
 
@@ -134,7 +150,9 @@ def test_a_run_directory_that_appears_later_is_evaluated(pipeline, tmp_path):
         return False
 
     def follow():
-        evaluated = ftrain.evaluate_checkpoints(directory, evaluate, make_state(), last_step=5, timeout=120, stop=stop)
+        evaluated = ftrain.evaluate_checkpoints(
+            directory, evaluate, make_state(), last_step=5, timeout=120, stop=stop
+        )
         steps.extend(step for step, _ in evaluated)
 
     steps = []

@@ -47,7 +47,9 @@ def test_without_a_loss_every_metric_is_watched(pipeline, fuse):
 
 def test_the_guard_of_a_run_is_the_same(pipeline):
     def train():
-        with ftrain.Run(adversarial, TrainState.create(init_params(), optax.sgd(0.1)), pipeline, steps=20) as run:
+        with ftrain.Run(
+            adversarial, TrainState.create(init_params(), optax.sgd(0.1)), pipeline, steps=20
+        ) as run:
             while not run.should_stop():
                 run.advance()
 
@@ -87,7 +89,8 @@ def test_a_metric_that_the_step_does_not_have_is_an_error_at_the_first_step(pipe
 
 
 @pytest.mark.parametrize(
-    ("step", "shown"), [(adversarial, ["generator_loss", "critic_loss", "steps/s"]), (without_metrics, ["steps/s"])]
+    ("step", "shown"),
+    [(adversarial, ["generator_loss", "critic_loss", "steps/s"]), (without_metrics, ["steps/s"])],
 )
 def test_the_progress_bar_shows_what_there_is(pipeline, step, shown):
     text = io.StringIO()

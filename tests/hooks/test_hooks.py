@@ -26,7 +26,9 @@ SGD = optimizers.gradient_descent(0.1)
 
 
 def drive(hooks, data, loss=loss_fn, **options) -> Loop:
-    state = TrainState.create(init_params(), SGD, averages=options.pop("averages", None) is not None)
+    state = TrainState.create(
+        init_params(), SGD, averages=options.pop("averages", None) is not None
+    )
     with Loop(make_step(loss, SGD, **options), state, data, hooks=hooks) as loop:
         while not loop.should_stop():
             loop.advance()
@@ -75,7 +77,9 @@ def test_nan_is_named_with_its_own_step(pipeline, bad):
 def test_a_gradient_that_is_not_finite_is_found_before_the_loss_shows_it(pipeline, tmp_path):
     def loss(params, batch, rng):
         value, metrics = loss_fn(params, batch, rng)
-        return value + jnp.sqrt(jnp.abs(params["b"] * 0.0)), metrics  # a finite loss with an infinite slope
+        return value + jnp.sqrt(
+            jnp.abs(params["b"] * 0.0)
+        ), metrics  # a finite loss with an infinite slope
 
     hooks = [StopOnNaN(), CheckpointSaver(tmp_path, when=every(steps=1))]
     with pytest.raises(NotFiniteError, match="gradient_norm is nan at step 1;"):
@@ -98,7 +102,9 @@ def test_logging_writes_when_due_and_once_at_the_end(pipeline):
 
 
 def test_evaluations_are_logged_with_the_metrics_of_their_step(pipeline):
-    evaluator = Evaluator(lambda params: {"size": float(jnp.sum(params["w"] ** 2)), "words": "a b"}, when=at(10, 15))
+    evaluator = Evaluator(
+        lambda params: {"size": float(jnp.sum(params["w"] ** 2)), "words": "a b"}, when=at(10, 15)
+    )
     lines = log_lines([evaluator, StopAtStep(20)], pipeline, every(steps=10))
     assert [line.split(":")[0] for line in lines] == ["step 10", "step 15", "step 20", "step 20"]
     assert "loss" in lines[0]
@@ -112,7 +118,9 @@ def test_evaluations_are_logged_with_the_metrics_of_their_step(pipeline):
 def test_an_interrupted_run_is_not_evaluated_at_its_end(pipeline):
     calls = []
     evaluator = Evaluator(lambda params: calls.append(1) or {"x": 0.0}, when=every(steps=1000))
-    with Loop(make_step(loss_fn, SGD), TrainState.create(init_params(), SGD), pipeline, hooks=[evaluator]) as loop:
+    with Loop(
+        make_step(loss_fn, SGD), TrainState.create(init_params(), SGD), pipeline, hooks=[evaluator]
+    ) as loop:
         loop.step()
         loop.interrupt("SIGTERM")
     assert not calls
@@ -140,7 +148,9 @@ def test_a_saver_saves_when_due_and_at_the_end_and_resumes(pipeline, tmp_path):
     whole = drive([CheckpointSaver(tmp_path / "whole"), StopAtStep(35)], pipeline)
     drive([saver, StopAtStep(25)], pipeline)
     assert saver.manager.steps() == [10, 20, 25]
-    resumed = drive([CheckpointSaver(tmp_path, when=every(steps=10), keep=9), StopAtStep(35)], pipeline)
+    resumed = drive(
+        [CheckpointSaver(tmp_path, when=every(steps=10), keep=9), StopAtStep(35)], pipeline
+    )
     assert resumed.start_step == 25
     assert saver.manager.steps() == [10, 20, 25, 30, 35]
     np.testing.assert_array_equal(whole.state.params["w"], resumed.state.params["w"])

@@ -30,7 +30,9 @@ def evaluator(*scores, when=None) -> Evaluator:
 
 
 def saver(directory, when) -> CheckpointSaver:
-    return CheckpointSaver(directory, when=when, keep=1, keep_best=1, best_metric="eval/score", best_mode="max")
+    return CheckpointSaver(
+        directory, when=when, keep=1, keep_best=1, best_metric="eval/score", best_mode="max"
+    )
 
 
 class Receiving(Hook):
@@ -65,7 +67,9 @@ def test_it_is_delivered_to_every_hook_once(pipeline, kind, is_first):
 
 
 @pytest.mark.parametrize("is_saver_first", [True, False])
-@pytest.mark.parametrize("when", [every(steps=25), every(steps=5), every(steps=1000)], ids=["last", "due", "not due"])
+@pytest.mark.parametrize(
+    "when", [every(steps=25), every(steps=5), every(steps=1000)], ids=["last", "due", "not due"]
+)
 def test_the_last_checkpoint_has_it_and_can_be_the_best(pipeline, tmp_path, when, is_saver_first):
     save, evaluate = saver(tmp_path, when), evaluator(0.1, 0.2, 0.9)
     drive([*((save, evaluate) if is_saver_first else (evaluate, save)), StopAtStep(25)], pipeline)
@@ -82,7 +86,9 @@ def test_a_last_evaluation_that_was_due_is_in_a_last_checkpoint_that_was_not(pip
 
 
 @pytest.mark.parametrize("is_saver_first", [True, False])
-def test_an_evaluation_of_a_step_that_is_saved_is_in_its_metrics(pipeline, tmp_path, is_saver_first):
+def test_an_evaluation_of_a_step_that_is_saved_is_in_its_metrics(
+    pipeline, tmp_path, is_saver_first
+):
     """Whichever of the two hooks comes first."""
     save, evaluate = saver(tmp_path, every(steps=10)), evaluator(0.9, 0.2)
     drive([*((save, evaluate) if is_saver_first else (evaluate, save)), StopAtStep(20)], pipeline)
@@ -98,16 +104,24 @@ def test_final_values_of_other_hooks_are_there_too(pipeline, tmp_path):
 def test_it_is_logged_and_written_once(pipeline, tmp_path):
     for last in (20, 25):
         lines, directory = [], tmp_path / str(last)
-        hooks = [evaluator(0.25, 0.5, when=at(7)), SummarySaver(directory, when=every(steps=10)), StopAtStep(last)]
+        hooks = [
+            evaluator(0.25, 0.5, when=at(7)),
+            SummarySaver(directory, when=every(steps=10)),
+            StopAtStep(last),
+        ]
         drive(hooks, pipeline, logging=Logging(when=every(steps=10), write=lines.append))
         assert len([line for line in lines if "eval/score 0.5" in line]) == 1
         assert len([line for line in lines if line.startswith(f"step {last}: loss")]) == 1
-        written = [line for line in read_metrics(directory / "metrics.jsonl") if line["step"] == last]
+        written = [
+            line for line in read_metrics(directory / "metrics.jsonl") if line["step"] == last
+        ]
         assert [line["eval/score"] for line in written if "eval/score" in line] == [0.5]
         assert len([line for line in written if "loss" in line]) == 1
 
 
-def test_a_run_that_was_interrupted_at_its_last_step_is_evaluated_when_it_is_started_again(pipeline, tmp_path):
+def test_a_run_that_was_interrupted_at_its_last_step_is_evaluated_when_it_is_started_again(
+    pipeline, tmp_path
+):
     drive([evaluator(0.1), saver(tmp_path, at(15)), StopAtStep(15)], pipeline, interrupt=True)
     assert "eval/score" not in CheckpointManager(tmp_path).checkpoints()[-1].metrics
     again = drive([evaluator(0.7), saver(tmp_path, at(15)), StopAtStep(15)], pipeline)
@@ -128,7 +142,12 @@ def test_the_last_step_is_saved_before_it_is_evaluated(pipeline, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         drive([Evaluator(evaluate, when=every(steps=1000)), save, StopAtStep(15)], pipeline)
     again = drive(
-        [evaluator(0.7, when=every(steps=1000)), saver(tmp_path, every(steps=1000)), StopAtStep(15)], pipeline
+        [
+            evaluator(0.7, when=every(steps=1000)),
+            saver(tmp_path, every(steps=1000)),
+            StopAtStep(15),
+        ],
+        pipeline,
     )
     assert again.start_step == again.steps_taken == 15
     assert CheckpointManager(tmp_path).checkpoints()[-1].metrics["eval/score"] == 0.7
@@ -137,5 +156,9 @@ def test_the_last_step_is_saved_before_it_is_evaluated(pipeline, tmp_path):
 def test_a_best_metric_that_comes_at_the_end_is_not_reported_as_missing(pipeline, tmp_path):
     lines = []
     logging = Logging(when=every(steps=1000), write=lines.append)
-    drive([evaluator(0.7, when=at(1000)), saver(tmp_path, at(1000)), StopAtStep(15)], pipeline, logging=logging)
+    drive(
+        [evaluator(0.7, when=at(1000)), saver(tmp_path, at(1000)), StopAtStep(15)],
+        pipeline,
+        logging=logging,
+    )
     assert not [line for line in lines if "best_metric" in line]

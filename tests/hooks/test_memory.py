@@ -69,7 +69,13 @@ class Failing(Hook):
 def drive(hooks, data, *, fuse=1, lines=None):
     written = [] if lines is None else lines
     logging = Logging(when=every(steps=1000), write=written.append)
-    with Loop(STEP, lambda: TrainState.create(init_params(), SGD), data, hooks=[*hooks, logging], fuse=fuse) as loop:
+    with Loop(
+        STEP,
+        lambda: TrainState.create(init_params(), SGD),
+        data,
+        hooks=[*hooks, logging],
+        fuse=fuse,
+    ) as loop:
         for hook in hooks:
             if isinstance(hook, Interrupting):
                 hook.loop = loop
@@ -90,7 +96,9 @@ def saver(directory, when=None) -> CheckpointSaver:
 @pytest.mark.parametrize("fuse", [1, 5])
 @pytest.mark.parametrize("interrupted", [35, 40, 59, 60])
 @pytest.mark.parametrize("is_saver_first", [True, False])
-def test_an_interrupted_run_stops_where_it_would_have_stopped(pipeline, directory, fuse, interrupted, is_saver_first):
+def test_an_interrupted_run_stops_where_it_would_have_stopped(
+    pipeline, directory, fuse, interrupted, is_saver_first
+):
     def train(*others):
         hooks = [Publishing(), StopWhen("score", patience=5), StopAtStep(200), *others]
         hooks = [saver(directory), *hooks] if is_saver_first else [*hooks, saver(directory)]
@@ -101,24 +109,38 @@ def test_an_interrupted_run_stops_where_it_would_have_stopped(pipeline, director
 
 
 def test_the_step_where_it_stops_is_the_one_without_a_checkpoint(pipeline):
-    assert drive([Publishing(), StopWhen("score", patience=5), StopAtStep(200)], pipeline).steps_taken == 60
+    assert (
+        drive([Publishing(), StopWhen("score", patience=5), StopAtStep(200)], pipeline).steps_taken
+        == 60
+    )
 
 
-@pytest.mark.parametrize("options", [{"patience": 5}, {"threshold": 0.0}, {"threshold": 0.0, "mode": "min"}])
+@pytest.mark.parametrize(
+    "options", [{"patience": 5}, {"threshold": 0.0}, {"threshold": 0.0, "mode": "min"}]
+)
 def test_a_run_that_was_stopped_takes_no_further_step(pipeline, directory, options):
-    first = drive([Publishing(), StopWhen("score", **options), StopAtStep(200), saver(directory)], pipeline)
+    first = drive(
+        [Publishing(), StopWhen("score", **options), StopAtStep(200), saver(directory)], pipeline
+    )
     lines = []
     again = drive(
-        [Publishing(), StopWhen("score", **options), StopAtStep(200), saver(directory)], pipeline, lines=lines
+        [Publishing(), StopWhen("score", **options), StopAtStep(200), saver(directory)],
+        pipeline,
+        lines=lines,
     )
     assert again.steps_taken == again.start_step == first.steps_taken < 200
     assert again.stop_reason == first.stop_reason
-    assert [line for line in lines if line.startswith("stopping: ")] == [f"stopping: {first.stop_reason}"]
+    assert [line for line in lines if line.startswith("stopping: ")] == [
+        f"stopping: {first.stop_reason}"
+    ]
 
 
 def test_more_patience_lets_it_go_on(pipeline, directory):
     def train(patience):
-        return drive([Publishing(), StopWhen("score", patience=patience), StopAtStep(200), saver(directory)], pipeline)
+        return drive(
+            [Publishing(), StopWhen("score", patience=patience), StopAtStep(200), saver(directory)],
+            pipeline,
+        )
 
     assert train(5).steps_taken == 60
     assert train(7).steps_taken == 80
@@ -133,7 +155,9 @@ def test_another_threshold_lets_it_go_on(pipeline, directory):
             report.publish({"score": 100.0 - report.step})
 
     def train(threshold):
-        return drive([Falling(), StopWhen("score", threshold=threshold), saver(directory)], pipeline)
+        return drive(
+            [Falling(), StopWhen("score", threshold=threshold), saver(directory)], pipeline
+        )
 
     assert train(70.0).steps_taken == 30
     assert train(50.0).steps_taken == 50
@@ -157,7 +181,13 @@ def test_each_hook_gets_its_own(pipeline, directory):
     one[4].steps.append("first")
     drive([Publishing(), *one, StopAtStep(20), saver(directory)], pipeline)
     saved = CheckpointManager(directory).extra(20)["hooks"]
-    names = ["StopWhen(score, min)", "StopWhen(score, max)", "StopWhen(score, min)#2", "Counting", "Counting#2"]
+    names = [
+        "StopWhen(score, min)",
+        "StopWhen(score, max)",
+        "StopWhen(score, min)#2",
+        "Counting",
+        "Counting#2",
+    ]
     assert list(saved) == sorted(names)  # the manifest is sorted
     other = hooks()
     drive([Publishing(), *other, StopAtStep(21), saver(directory)], pipeline)
@@ -169,7 +199,11 @@ def test_each_hook_gets_its_own(pipeline, directory):
 @pytest.mark.parametrize("fuse", [1, 5])
 @pytest.mark.parametrize("needs", [True, False])
 def test_what_watch_and_receive_saw_is_that_of_the_saved_step(pipeline, directory, fuse, needs):
-    drive([saver(directory, every(steps=10)), Counting(needs), Publishing(), StopAtStep(35)], pipeline, fuse=fuse)
+    drive(
+        [saver(directory, every(steps=10)), Counting(needs), Publishing(), StopAtStep(35)],
+        pipeline,
+        fuse=fuse,
+    )
     for step in (10, 20, 30, 35):
         state = CheckpointManager(directory).extra(step)["hooks"]["Counting"]
         assert state["steps"] == [*range(1, step + 1)]
@@ -181,7 +215,9 @@ def test_what_watch_and_receive_saw_is_that_of_the_saved_step(pipeline, director
 def test_memories_go_back_when_a_run_recovers(pipeline, directory, saves, fuse):
     counting = Counting()
     hooks = [Publishing(), counting, StopWhen("score", patience=5), Failing(33), StopAtStep(200)]
-    loop = drive([*hooks, *([saver(directory, every(steps=20))] if saves else [])], pipeline, fuse=fuse)
+    loop = drive(
+        [*hooks, *([saver(directory, every(steps=20))] if saves else [])], pipeline, fuse=fuse
+    )
     assert loop.steps_taken == 60
     assert counting.steps == [*range(1, 61)]
     assert [each[0] for each in counting.received] == [*range(10, 61, 10)]
@@ -208,10 +244,14 @@ def test_a_new_hook_starts_fresh_and_one_that_is_gone_is_ignored(pipeline, direc
 def test_a_checkpoint_of_before_there_were_memories_is_resumed(pipeline, directory):
     """Its manifest has no such field."""
     state = TrainState.create(init_params(), SGD)
-    CheckpointManager(directory).save(30, state.replace(step=state.step + 30), metrics={"loss": 1.0})
+    CheckpointManager(directory).save(
+        30, state.replace(step=state.step + 30), metrics={"loss": 1.0}
+    )
     text = (directory / "30" / "manifest.json").read_text()
     assert "extra" not in json.loads(text)["manifest"]
-    loop = drive([Publishing(), StopWhen("score", patience=5), StopAtStep(200), saver(directory)], pipeline)
+    loop = drive(
+        [Publishing(), StopWhen("score", patience=5), StopAtStep(200), saver(directory)], pipeline
+    )
     assert (loop.start_step, loop.steps_taken) == (30, 90)
     assert (directory / "30" / "manifest.json").read_text() == text
     assert verify(directory / "30") == []
@@ -249,14 +289,18 @@ def test_a_memory_that_cannot_be_stored_names_its_hook(pipeline, directory):
         def state(self):
             return {"array": object()}
 
-    with pytest.raises(CheckpointError, match="extra/hooks/Clumsy/array is a object, which cannot be stored"):
+    with pytest.raises(
+        CheckpointError, match="extra/hooks/Clumsy/array is a object, which cannot be stored"
+    ):
         drive([Clumsy(), StopAtStep(2), saver(directory)], pipeline)
 
     class Wrong(Hook):
         def state(self):
             return [1]
 
-    with pytest.raises(TypeError, match=r"Wrong: state\(\) must return a mapping or None, got \[1\]"):
+    with pytest.raises(
+        TypeError, match=r"Wrong: state\(\) must return a mapping or None, got \[1\]"
+    ):
         drive([Wrong(), StopAtStep(2)], pipeline)
 
 
@@ -265,7 +309,10 @@ def test_evaluations_go_on_counting(pipeline, directory):
 
     def train(last):
         evaluator = Evaluator(lambda params: {"score": 1.0}, when=every(steps=10))
-        return drive([evaluator, StopWhen("eval/score", patience=3), StopAtStep(last), saver(directory)], pipeline)
+        return drive(
+            [evaluator, StopWhen("eval/score", patience=3), StopAtStep(last), saver(directory)],
+            pipeline,
+        )
 
     assert train(15).steps_taken == 15
     assert train(25).steps_taken == 25

@@ -53,8 +53,12 @@ class Publishing(Hook):
 
 def test_stopping_at_a_threshold_of_a_metric(pipeline):
     losses = {}
-    watch = Callback(lambda report: losses.update({report.step: report.read("loss")}), when=every(steps=5))
-    loop = drive([watch, StopWhen("loss", threshold=0.01, when=every(steps=5)), StopAtStep(900)], pipeline)
+    watch = Callback(
+        lambda report: losses.update({report.step: report.read("loss")}), when=every(steps=5)
+    )
+    loop = drive(
+        [watch, StopWhen("loss", threshold=0.01, when=every(steps=5)), StopAtStep(900)], pipeline
+    )
     assert loop.steps_taken == next(step for step, loss in losses.items() if loss <= 0.01)
     assert "which reaches the threshold 0.01" in loop.stop_reason
 
@@ -103,7 +107,10 @@ def test_a_callback_may_read_publish_and_stop(pipeline):
             report.stop("enough")
 
     lines = []
-    drive([Callback(call, when=every(steps=10)), Logging(when=every(steps=10), write=lines.append)], pipeline)
+    drive(
+        [Callback(call, when=every(steps=10)), Logging(when=every(steps=10), write=lines.append)],
+        pipeline,
+    )
     assert seen == [(10, 10, 8), (20, 20, 8)]
     assert all("twice 2" in line for line in lines if line.startswith("step"))
 
@@ -120,7 +127,11 @@ def test_feeding_changes_what_the_step_sees(pipeline):
 
     seen = []
     reader = Callback(lambda report: seen.append(report.read("fed")), when=every(steps=1))
-    drive([FeedBatch(lambda step: {"extra": np.full(8, step, np.float32)}), reader, StopAtStep(4)], pipeline, loss=loss)
+    drive(
+        [FeedBatch(lambda step: {"extra": np.full(8, step, np.float32)}), reader, StopAtStep(4)],
+        pipeline,
+        loss=loss,
+    )
     assert seen == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -156,9 +167,13 @@ def test_a_wait_needs_somebody_to_wait_for():
 
 def test_two_savers_on_one_directory(pipeline, tmp_path):
     saver = CheckpointSaver(tmp_path, when=every(steps=5))
-    with pytest.raises(InUseError, match=f"{tmp_path} is saved to by process .*; wait for it, or choose another"):
+    with pytest.raises(
+        InUseError, match=f"{tmp_path} is saved to by process .*; wait for it, or choose another"
+    ):
         drive([saver, CheckpointSaver(tmp_path)], pipeline)
-    assert drive([CheckpointSaver(tmp_path), StopAtStep(3)], pipeline).steps_taken == 3  # the lock was let go
+    assert (
+        drive([CheckpointSaver(tmp_path), StopAtStep(3)], pipeline).steps_taken == 3
+    )  # the lock was let go
 
 
 def test_a_saver_of_another_process(pipeline, tmp_path):
@@ -170,7 +185,9 @@ def test_a_saver_of_another_process(pipeline, tmp_path):
         "print('held', flush=True)\n"
         "time.sleep(600)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "held\n"
     with pytest.raises(InUseError, match=f"by process {process.pid}"):
         drive([CheckpointSaver(tmp_path)], pipeline)
@@ -180,7 +197,9 @@ def test_a_saver_of_another_process(pipeline, tmp_path):
 
 
 def test_a_listener_that_is_none_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"listeners must be instances of ftrain\.hooks\.SaveListener"):
+    with pytest.raises(
+        TypeError, match=r"listeners must be instances of ftrain\.hooks\.SaveListener"
+    ):
         CheckpointSaver(tmp_path, listeners=[print])
 
 
@@ -192,14 +211,21 @@ def test_a_listener_is_told_when_the_checkpoint_can_be_read(pipeline, tmp_path):
             like = TrainState.create(init_params(), SGD)
             read.append(int(CheckpointManager(tmp_path).restore(like=like, step=step).step))
 
-    drive([CheckpointSaver(tmp_path, when=every(steps=4), listeners=[Reading()]), StopAtStep(10)], pipeline)
+    drive(
+        [CheckpointSaver(tmp_path, when=every(steps=4), listeners=[Reading()]), StopAtStep(10)],
+        pipeline,
+    )
     assert read == [4, 8, 10]
 
 
 def test_a_log_of_an_unknown_metric_says_so_once(pipeline):
     lines = []
     drive([Logging(["loss", "los"], when=first(2), write=lines.append), StopAtStep(3)], pipeline)
-    assert [line.split(":")[0] for line in lines[:3]] == ["to be logged, and not there yet", "step 1", "step 2"]
+    assert [line.split(":")[0] for line in lines[:3]] == [
+        "to be logged, and not there yet",
+        "step 1",
+        "step 2",
+    ]
     assert "los; there are loss, learning_rate, gradient_norm, largest_error" in lines[0]
 
 
@@ -214,7 +240,10 @@ def test_early_stopping_on_a_metric_that_never_comes_is_said(pipeline):
     lines = []
     stop = StopWhen("los", patience=2, when=every(steps=5))
     drive([stop, Logging(write=lines.append), StopAtStep(20)], pipeline)
-    assert any(line.startswith("StopWhen has never seen the metric los; at the end there are loss") for line in lines)
+    assert any(
+        line.startswith("StopWhen has never seen the metric los; at the end there are loss")
+        for line in lines
+    )
 
 
 def test_examples_and_operations_per_second(pipeline):

@@ -87,7 +87,9 @@ def test_a_run_that_ends_before_the_first_traced_step_leaves_no_trace(pipeline, 
 def test_a_resumed_run_overwrites_no_trace_and_traces_what_is_left(pipeline, tmp_path):
     def train(last):
         saver = CheckpointSaver(tmp_path / "checkpoints", when=at(9, 21))
-        return drive([Profiler(tmp_path, every_steps=10, steps=3), saver, StopAtStep(last)], pipeline)
+        return drive(
+            [Profiler(tmp_path, every_steps=10, steps=3), saver, StopAtStep(last)], pipeline
+        )
 
     class DyingError(Exception):
         pass
@@ -98,25 +100,39 @@ def test_a_resumed_run_overwrites_no_trace_and_traces_what_is_left(pipeline, tmp
         def after_step(self, report):
             raise DyingError
 
-    hooks = [Profiler(tmp_path, every_steps=10, steps=3), CheckpointSaver(tmp_path / "checkpoints", when=at(9))]
+    hooks = [
+        Profiler(tmp_path, every_steps=10, steps=3),
+        CheckpointSaver(tmp_path / "checkpoints", when=at(9)),
+    ]
     with pytest.raises(DyingError):
         drive([*hooks, Killing()], pipeline)
     assert profiles(tmp_path) == ["step_00000010"]
     assert train(21).start_step == 9
     assert profiles(tmp_path) == ["step_00000010", "step_00000010_2", "step_00000020"]
     assert train(25).start_step == 21
-    assert profiles(tmp_path) == ["step_00000010", "step_00000010_2", "step_00000020", "step_00000022"]
+    assert profiles(tmp_path) == [
+        "step_00000010",
+        "step_00000010_2",
+        "step_00000020",
+        "step_00000022",
+    ]
 
 
 def test_a_profile_that_someone_else_takes_is_left_alone(pipeline, tmp_path):
     lines = []
     jax.profiler.start_trace(tmp_path / "own")
     try:
-        drive([Profiler(tmp_path, at_steps=[3]), Logging(write=lines.append), StopAtStep(10)], pipeline)
+        drive(
+            [Profiler(tmp_path, at_steps=[3]), Logging(write=lines.append), StopAtStep(10)],
+            pipeline,
+        )
     finally:
         jax.profiler.stop_trace()
     assert profiles(tmp_path) == []
-    assert any(line.startswith("step 3 is not profiled: Profile has already been started") for line in lines)
+    assert any(
+        line.startswith("step 3 is not profiled: Profile has already been started")
+        for line in lines
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +158,9 @@ def test_a_config_can_repeat_profiles(tmp_path):
     )
     job = build(plan(load(path, [f"run.directory={tmp_path / 'run'}"])))
     quiet = Logging(when=every(steps=100), write=lambda line: None)
-    with Run(job.step, job.initial(), job.pipeline, steps=job.steps, hooks=[*job.others, quiet]) as run:
+    with Run(
+        job.step, job.initial(), job.pipeline, steps=job.steps, hooks=[*job.others, quiet]
+    ) as run:
         while not run.should_stop():
             run.advance()
     assert profiles(tmp_path / "run") == ["step_00000010", "step_00000020"]

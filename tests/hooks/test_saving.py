@@ -30,7 +30,12 @@ class Vanish(Hook):
     """Take the directory of checkpoints away at one step, and bring it back at another."""
 
     def __init__(self, saver: CheckpointSaver, gone: int, back: int):
-        self.manager, self.directory, self.gone, self.back = saver.manager, saver.manager.directory, gone, back
+        self.manager, self.directory, self.gone, self.back = (
+            saver.manager,
+            saver.manager.directory,
+            gone,
+            back,
+        )
         self.when = every(steps=1)
 
     def after_step(self, report):
@@ -67,7 +72,12 @@ def test_the_best_by_an_evaluation_is_kept(pipeline, directory):
     scores = iter([0.1, 0.9, 0.5, 0.4, 0.3])
     evaluator = Evaluator(lambda params: {"score": next(scores)}, when=every(steps=5))
     saver = CheckpointSaver(
-        directory, when=every(steps=5), keep=1, keep_best=1, best_metric="eval/score", best_mode="max"
+        directory,
+        when=every(steps=5),
+        keep=1,
+        keep_best=1,
+        best_metric="eval/score",
+        best_mode="max",
     )
     lines = drive([evaluator, saver, StopAtStep(25)], pipeline)
     assert saver.manager.steps() == [10, 25]
@@ -77,7 +87,12 @@ def test_the_best_by_an_evaluation_is_kept(pipeline, directory):
 
 def test_a_metric_that_is_not_known_is_told_once(pipeline, directory):
     saver = CheckpointSaver(
-        directory, when=every(steps=5), keep=1, keep_best=1, best_metric="eval/scroe", best_mode="max"
+        directory,
+        when=every(steps=5),
+        keep=1,
+        keep_best=1,
+        best_metric="eval/scroe",
+        best_mode="max",
     )
     lines = drive([saver, StopAtStep(15)], pipeline)
     told = [line for line in lines if "best_metric" in line]
@@ -89,7 +104,9 @@ def test_a_metric_that_is_not_known_is_told_once(pipeline, directory):
 def test_a_state_that_is_not_finite_is_put_aside_and_told(pipeline, directory):
     def loss(params, batch, rng):
         value, metrics = loss_fn(params, batch, rng)
-        return value / jnp.where(jnp.abs(params["b"]).sum() > 0, 0.0, 1.0), metrics  # infinite from the second step on
+        return value / jnp.where(
+            jnp.abs(params["b"]).sum() > 0, 0.0, 1.0
+        ), metrics  # infinite from the second step on
 
     lines = drive([CheckpointSaver(directory, when=every(steps=1)), StopAtStep(3)], pipeline, loss)
     assert CheckpointManager(directory).steps() == [1]

@@ -41,7 +41,9 @@ class Receiver(Hook):
 
 def drive(hooks, data, device, fuse):
     state = TrainState.create(init_params(), SGD)
-    with Loop(make_step(loss_fn, SGD), state, data, hooks=hooks, fuse=fuse, clock=lambda: device.now) as loop:
+    with Loop(
+        make_step(loss_fn, SGD), state, data, hooks=hooks, fuse=fuse, clock=lambda: device.now
+    ) as loop:
         while not loop.should_stop():
             loop.advance()
 
@@ -63,7 +65,10 @@ def test_the_bar_shows_the_same_speed(pipeline, monkeypatch, fuse):
     console = Console(file=text, force_terminal=True, width=160)
     bar = ProgressBar(500, console, when=every(steps=50))
     drive([bar, StopAtStep(500)], pipeline, Device(monkeypatch), fuse)
-    assert {float(speed) for speed in re.findall(r"steps/s (\d[\d.e+]*)", text.getvalue())} <= {0.0, RATE}
+    assert {float(speed) for speed in re.findall(r"steps/s (\d[\d.e+]*)", text.getvalue())} <= {
+        0.0,
+        RATE,
+    }
 
 
 def test_a_short_window_reaches_back(pipeline):
@@ -87,7 +92,11 @@ def test_a_short_window_reaches_back(pipeline):
 
 def test_speed_stands_in_the_lines_of_a_log(pipeline):
     lines = []
-    hooks = [StepCounter(when=every(steps=10)), Logging(when=every(steps=10), write=lines.append), StopAtStep(30)]
+    hooks = [
+        StepCounter(when=every(steps=10)),
+        Logging(when=every(steps=10), write=lines.append),
+        StopAtStep(30),
+    ]
     state = TrainState.create(init_params(), SGD)
     with Loop(make_step(loss_fn, SGD), state, pipeline, hooks=hooks) as loop:
         while not loop.should_stop():

@@ -24,17 +24,37 @@ class Result(NamedTuple):
     @property
     def own(self) -> list[str]:
         """The supervisor's own lines."""
-        return [line.removeprefix("launch: ") for line in self.out.splitlines() if line.startswith("launch: ")]
+        return [
+            line.removeprefix("launch: ")
+            for line in self.out.splitlines()
+            if line.startswith("launch: ")
+        ]
 
 
 class Launcher:
     """`ftrain launch` of `n` processes of a program that are at home in a directory, as their command line says."""
 
     def __init__(
-        self, home: Path, *arguments: str, n: int = 2, options: Sequence[str] = (), program: Path = PRETENDER, **popen
+        self,
+        home: Path,
+        *arguments: str,
+        n: int = 2,
+        options: Sequence[str] = (),
+        program: Path = PRETENDER,
+        **popen,
     ):
         self.home, self.n = home, n
-        command = [sys.executable, "-m", "ftrain", "launch", "-n", str(n), *options, str(program), f"home={home}"]
+        command = [
+            sys.executable,
+            "-m",
+            "ftrain",
+            "launch",
+            "-n",
+            str(n),
+            *options,
+            str(program),
+            f"home={home}",
+        ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = start_process([*command, *arguments], cwd=ROOT, **(pipes | popen))
 
@@ -50,7 +70,9 @@ class Launcher:
         """What came of it, once it has ended; nothing else may live then."""
         out, err = self.process.communicate(timeout=LIMIT)
         assert living(self.home) == {}
-        return Result(self.process.returncode, (out or b"").decode(errors="replace"), (err or b"").decode())
+        return Result(
+            self.process.returncode, (out or b"").decode(errors="replace"), (err or b"").decode()
+        )
 
     def wait_for_step(self, step: int, attempt: int = 0) -> None:
         """Wait until all pretenders have come to a step."""
@@ -59,7 +81,9 @@ class Launcher:
 
     def step(self) -> int:
         """The furthest step of the first attempt."""
-        return max(int(path.name.partition("-")[0]) for path in (self.home / "attempt-0").glob("[0-9]*-*"))
+        return max(
+            int(path.name.partition("-")[0]) for path in (self.home / "attempt-0").glob("[0-9]*-*")
+        )
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -68,7 +92,9 @@ class Launcher:
         os.kill(int((self.home / f"attempt-{attempt}" / f"pid-{index}").read_text()), number)
 
 
-def run(home: Path, *arguments: str, n: int = 2, options: Sequence[str] = (), program: Path = PRETENDER) -> Result:
+def run(
+    home: Path, *arguments: str, n: int = 2, options: Sequence[str] = (), program: Path = PRETENDER
+) -> Result:
     with Launcher(home, *arguments, n=n, options=options, program=program) as launcher:
         return launcher.end()
 
@@ -78,7 +104,9 @@ def living(home: Path) -> dict[int, str]:
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")  # a zombie's is empty
+            command = (
+                path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )  # a zombie's is empty
         except OSError:
             continue
         if str(home) in command and int(path.parent.name) != os.getpid():

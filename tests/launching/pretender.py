@@ -139,8 +139,14 @@ def flood(pretender: Pretender) -> None:
 
 def print_oddly(pretender: Pretender) -> None:
     out = sys.stdout.buffer
-    out.write(b"bad \xff\xfe bytes\n[Gloo] Rank 0 is connected to 1 peer ranks\n\n" + b"y" * 200_000 + b"\n")
-    out.write(b"E1117 11:28:56.2 9 agent.cc:289] Polled an error from coordination service (this can be\n")
+    out.write(
+        b"bad \xff\xfe bytes\n[Gloo] Rank 0 is connected to 1 peer ranks\n\n"
+        + b"y" * 200_000
+        + b"\n"
+    )
+    out.write(
+        b"E1117 11:28:56.2 9 agent.cc:289] Polled an error from coordination service (this can be\n"
+    )
     out.write(b"no newline")
     out.flush()
     print("to stderr", file=sys.stderr, flush=True)
@@ -216,7 +222,10 @@ def be_busy(pretender: Pretender) -> None:
 
 def lie(pretender: Pretender) -> None:
     """Write what is no message."""
-    os.write(pretender.pipe, b"\xff\n[]\n{}\n" + b"[" * 9000 + b'\n{"step": -1}\n{"step": true}\nnull\n"step"\n')
+    os.write(
+        pretender.pipe,
+        b"\xff\n[]\n{}\n" + b"[" * 9000 + b'\n{"step": -1}\n{"step": true}\nnull\n"step"\n',
+    )
 
 
 def keep_talking(pretender: Pretender) -> None:
@@ -232,10 +241,21 @@ def keep_talking(pretender: Pretender) -> None:
 
 
 def show_environment(pretender: Pretender) -> None:
-    names = sorted(name for name in os.environ if name.startswith("FTRAIN_") or name == "JAX_CUDA_VISIBLE_DEVICES")
+    names = sorted(
+        name
+        for name in os.environ
+        if name.startswith("FTRAIN_") or name == "JAX_CUDA_VISIBLE_DEVICES"
+    )
     given = {name: os.environ[name] for name in names}
-    descriptors = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
-    facts = {"given": given, "descriptors": descriptors, "session": os.getsid(0), "pid": os.getpid()}
+    descriptors = [
+        int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
+    ]
+    facts = {
+        "given": given,
+        "descriptors": descriptors,
+        "session": os.getsid(0),
+        "pid": os.getpid(),
+    }
     facts["input"] = os.readlink("/proc/self/fd/0")
     (pretender.meeting / f"facts-{pretender.index}").write_text(json.dumps(facts))
 
@@ -274,7 +294,10 @@ def main() -> None:
             options[name] = value
     follow_lifeline()
     pretender = Pretender(
-        Path(options["home"]), int(options["steps"]), float(options["pace"]), int(options["save_every"])
+        Path(options["home"]),
+        int(options["steps"]),
+        float(options["pace"]),
+        int(options["save_every"]),
     )
     for deed in deeds:
         DEEDS[deed](pretender)

@@ -11,16 +11,33 @@ from ftrain.launching.contract import LINE_LIMIT, VARIABLES, environment
 STEP = st.integers(0, 2**63)
 WORD = st.text(max_size=200)
 ANY_TEXT = st.text(st.characters(codec=None), max_size=6000)  # lone surrogates too
-BUSY = st.builds(Progress, st.none() | STEP, st.none() | STEP, st.none() | st.floats(allow_nan=False), WORD)
+BUSY = st.builds(
+    Progress, st.none() | STEP, st.none() | STEP, st.none() | st.floats(allow_nan=False), WORD
+)
 STEPPING = st.builds(Progress, STEP, st.none() | STEP, st.none() | st.floats(allow_nan=False))
-FAILED = st.builds(Failed, WORD, WORD, st.booleans()) | st.builds(Failed, WORD, WORD, st.just(True), STEP)
+FAILED = st.builds(Failed, WORD, WORD, st.booleans()) | st.builds(
+    Failed, WORD, WORD, st.just(True), STEP
+)
 MESSAGES = BUSY | STEPPING | FAILED | st.builds(Stopped, WORD) | st.builds(Done, STEP)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
-NAMES = ["step", "steps", "loss", "busy", "failed", "message", "retry", "because", "stopped", "done"]
+NAMES = [
+    "step",
+    "steps",
+    "loss",
+    "busy",
+    "failed",
+    "message",
+    "retry",
+    "because",
+    "stopped",
+    "done",
+]
 
 
 @given(MESSAGES)
@@ -34,7 +51,9 @@ def test_the_forms_of_the_contract():
     assert decode(b'{"failed": "NotFiniteError", "message": "m", "retry": false}') == Failed(
         "NotFiniteError", "m", False
     )
-    assert decode(b'{"failed": "PeerFailed", "message": "m", "because": 2}') == Failed("PeerFailed", "m", because=2)
+    assert decode(b'{"failed": "PeerFailed", "message": "m", "because": 2}') == Failed(
+        "PeerFailed", "m", because=2
+    )
     assert decode(b'{"stopped": "SIGTERM"}') == Stopped("SIGTERM")
     assert decode(b'{"done": 2000}') == Done(2000)
     assert json.loads(encode(Failed("NotFiniteError", "m", retry=False))) == {
@@ -48,7 +67,11 @@ def test_the_forms_of_the_contract():
 @example("\U0001f600" * 6000, "\U0001f600" * 6000, Failed)
 @example("", "\0" * 6000, Failed)
 def test_a_line_is_never_too_long_for_a_pipe(kind, text, form):
-    message = {Failed: Failed(kind, text), Stopped: Stopped(text), Progress: Progress(1, busy=text)}[form]
+    message = {
+        Failed: Failed(kind, text),
+        Stopped: Stopped(text),
+        Progress: Progress(1, busy=text),
+    }[form]
     line = encode(message)
     assert len(line) <= LINE_LIMIT
     assert line.count(b"\n") == 1
@@ -84,7 +107,12 @@ def test_no_value_can_do_harm(fields):
 
 def test_the_environment_of_a_process():
     given = environment(
-        1, ["127.0.0.1:1", "127.0.0.1:2"], hang_timeout=1234567.5, attempt=3, inject="kill rank=0 step=1", gpus=2
+        1,
+        ["127.0.0.1:1", "127.0.0.1:2"],
+        hang_timeout=1234567.5,
+        attempt=3,
+        inject="kill rank=0 step=1",
+        gpus=2,
     )
     assert json.loads(given["FTRAIN_CLUSTER"]) == {
         "cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]},
@@ -98,4 +126,6 @@ def test_the_environment_of_a_process():
 
 def test_what_was_not_asked_for_is_not_given():
     given = environment(0, ["127.0.0.1:1"], hang_timeout=1, attempt=0, inject=None, gpus=None)
-    assert set(given) == {"FTRAIN_CLUSTER", "FTRAIN_HANG_TIMEOUT", "FTRAIN_ATTEMPT"} < set(VARIABLES)
+    assert (
+        set(given) == {"FTRAIN_CLUSTER", "FTRAIN_HANG_TIMEOUT", "FTRAIN_ATTEMPT"} < set(VARIABLES)
+    )

@@ -45,7 +45,11 @@ def test_the_first_reason_that_a_process_gives_is_kept():
 
 
 def test_who_is_overdue():
-    accounts = [account(0, sign_at=5.0), account(1, sign_at=1.0), account(2, sign_at=0.0, code=0, ended_at=2.0)]
+    accounts = [
+        account(0, sign_at=5.0),
+        account(1, sign_at=1.0),
+        account(2, sign_at=0.0, code=0, ended_at=2.0),
+    ]
     assert [each.index for each in find_overdue(accounts, now=6.5, timeout=5.0)] == [1]
     assert find_overdue(accounts, now=5.9, timeout=5.0) == []
 
@@ -70,7 +74,10 @@ def test_others_that_are_done_do_not_excuse_one_that_is_not():
 def test_the_one_with_the_lowest_step_hangs():
     found = find_hang([account(0, 12), account(1, 11, sign_at=3.0), account(2, 12)], now=8.0)
     assert (found.process, found.nature) == (1, "hang")
-    assert found.story == "process 1 hung at step 11 (no sign of life for 5.0 s, its step is the lowest)"
+    assert (
+        found.story
+        == "process 1 hung at step 11 (no sign of life for 5.0 s, its step is the lowest)"
+    )
 
 
 def test_of_those_with_the_lowest_step_the_one_that_is_silent_longest():
@@ -81,7 +88,10 @@ def test_of_those_with_the_lowest_step_the_one_that_is_silent_longest():
 
 def test_one_that_has_not_begun_is_behind_all():
     found = find_hang([account(0, 0), account(1, None)], now=8.0)
-    assert found.story == "process 1 hung before its first step (no sign of life for 8.0 s, its step is the lowest)"
+    assert (
+        found.story
+        == "process 1 hung before its first step (no sign of life for 8.0 s, its step is the lowest)"
+    )
 
 
 def test_one_that_is_halted_for_certain():
@@ -102,7 +112,11 @@ def test_the_first_that_failed_by_itself_is_the_cause():
         account(3, code=1, ended_at=3.0),
     ]
     found = find_cause(accounts)
-    assert (found.process, found.nature, found.story) == (2, "signal", "process 2 was killed by SIGKILL at step 340")
+    assert (found.process, found.nature, found.story) == (
+        2,
+        "signal",
+        "process 2 was killed by SIGKILL at step 340",
+    )
 
 
 def test_what_a_process_said_counts_from_then_on_and_though_it_was_killed():
@@ -116,7 +130,9 @@ def test_what_a_process_said_counts_from_then_on_and_though_it_was_killed():
 
 
 def test_others_may_tell_of_a_death_before_it_is_seen():
-    told = account(0, code=1, ended_at=5.0, failed=Failed("JaxRuntimeError", "connection reset by peer"))
+    told = account(
+        0, code=1, ended_at=5.0, failed=Failed("JaxRuntimeError", "connection reset by peer")
+    )
     assert find_cause([told, account(1, code=-signal.SIGKILL, ended_at=5.1)]).process == 1
     assert find_cause([told, account(1, code=3, ended_at=5.1)]).process == 1
     assert find_cause([told, account(1, code=-signal.SIGKILL, ended_at=7.0)]).process == 0
@@ -128,15 +144,28 @@ def test_an_abort_may_be_the_answer_to_what_another_did():
 
 
 def test_a_long_reason_is_cut():
-    assert len(find_cause([account(0, code=1, ended_at=1.0, failed=Failed("E", "x" * 4000))]).story) < 400
+    assert (
+        len(find_cause([account(0, code=1, ended_at=1.0, failed=Failed("E", "x" * 4000))]).story)
+        < 400
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "failed", "nature", "story"),
     [
         (2, None, "mistake", "process 0 failed at step 10 with exit code 2"),
-        (1, Failed("NotFiniteError", "loss is nan", retry=False), "mistake", "NotFiniteError: loss is nan"),
-        (-6, Failed("NotFiniteError", "loss is nan", retry=False), "mistake", "NotFiniteError: loss is nan"),
+        (
+            1,
+            Failed("NotFiniteError", "loss is nan", retry=False),
+            "mistake",
+            "NotFiniteError: loss is nan",
+        ),
+        (
+            -6,
+            Failed("NotFiniteError", "loss is nan", retry=False),
+            "mistake",
+            "NotFiniteError: loss is nan",
+        ),
         (3, None, "error", "process 0 failed at step 10 with exit code 3"),
         (74, None, "transient", "process 0 failed at step 10 with exit code 74"),
         (255, None, "error", "with exit code 255"),
@@ -149,14 +178,18 @@ def test_a_long_reason_is_cut():
     ],
 )
 def test_kinds_of_failure(code, failed, nature, story):
-    found = find_cause([account(0, code=code, ended_at=1.0, failed=failed), account(1, code=0, ended_at=0.0)])
+    found = find_cause(
+        [account(0, code=code, ended_at=1.0, failed=failed), account(1, code=0, ended_at=0.0)]
+    )
     assert found.nature == nature
     assert story in found.story
 
 
 def test_only_witnesses():
     accounts = [
-        account(0, code=PEER_FAILED, ended_at=1.0, failed=Failed("PeerFailed", "silent", because=1)),
+        account(
+            0, code=PEER_FAILED, ended_at=1.0, failed=Failed("PeerFailed", "silent", because=1)
+        ),
         account(1, code=-9, ended_at=4.0, forced=True),
     ]
     found = find_cause(accounts)

@@ -17,7 +17,9 @@ EXIT = st.builds(Fault, st.just("exit"), WHOLE, WHOLE, st.none(), st.integers(0,
 
 def write(fault: Fault) -> str:
     values = {"rank": fault.rank, "step": fault.step, "secs": fault.secs, "code": fault.code}
-    return " ".join([fault.kind, *(f"{key}={value!r}" for key, value in values.items() if value is not None)])
+    return " ".join(
+        [fault.kind, *(f"{key}={value!r}" for key, value in values.items() if value is not None)]
+    )
 
 
 def test_every_kind():
@@ -53,11 +55,17 @@ def test_nothing_is_no_fault(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("burn rank=1 step=4", r"'burn rank=1 step=4': unknown kind 'burn'; there are kill, freeze, .*exit"),
+        (
+            "burn rank=1 step=4",
+            r"'burn rank=1 step=4': unknown kind 'burn'; there are kill, freeze, .*exit",
+        ),
         ("kill rank=1", r"'kill rank=1': step missing; wanted 'kill rank=\.\. step=\.\.'"),
         ("slow_data", r"rank and step and secs missing"),
         ("kill rank=1 step=4 step=5", r"step stands there twice"),
-        ("kill rank=1 step=4 code=5", r"'code=5' cannot stand there; wanted 'kill rank=\.\. step=\.\.'"),
+        (
+            "kill rank=1 step=4 code=5",
+            r"'code=5' cannot stand there; wanted 'kill rank=\.\. step=\.\.'",
+        ),
         ("kill rank=1 step=4 now", r"'now' cannot stand there"),
         ("kill rank=1 step = 4", r"'step' cannot stand there"),
         ("kill rank=one step=4", r"rank is a whole number, got 'one'"),
@@ -70,7 +78,10 @@ def test_nothing_is_no_fault(text):
         ("slow_data rank=1 step=4 secs=nan", r"secs is a number above 0, got 'nan'"),
         ("slow_data rank=1 step=4 secs=inf", r"secs is a number above 0"),
         ("slow_data rank=1 step=4 secs=0", r"secs is a number above 0"),
-        ("kill rank=1 step=4; full_disk", r"fault 'full_disk': step missing; wanted 'full_disk \[rank=\.\.\] step"),
+        (
+            "kill rank=1 step=4; full_disk",
+            r"fault 'full_disk': step missing; wanted 'full_disk \[rank=\.\.\] step",
+        ),
     ],
 )
 def test_a_bad_one_is_named(text, message):
@@ -78,7 +89,12 @@ def test_a_bad_one_is_named(text, message):
         parse_faults(text)
 
 
-@given(st.text() | st.lists(st.sampled_from(["kill", "rank=1", "step=2", ";", "secs", "=", "exit"])).map(" ".join))
+@given(
+    st.text()
+    | st.lists(st.sampled_from(["kill", "rank=1", "step=2", ";", "secs", "=", "exit"])).map(
+        " ".join
+    )
+)
 @example("=")
 @example("kill rank=1 step==2")
 def test_nothing_else_is_raised(text):

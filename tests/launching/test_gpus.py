@@ -10,7 +10,14 @@ from ftrain.launching.gpus import share_of_gpus
 
 @pytest.mark.parametrize(
     ("visible", "processes", "share"),
-    [("0,1,2,3", 2, 2), ("0,1,2", 2, 1), ("GPU-1a,GPU-2b", 2, 1), ("0", 2, None), ("", 2, None), ("-1", 2, None)],
+    [
+        ("0,1,2,3", 2, 2),
+        ("0,1,2", 2, 1),
+        ("GPU-1a,GPU-2b", 2, 1),
+        ("0", 2, None),
+        ("", 2, None),
+        ("-1", 2, None),
+    ],
 )
 def test_those_that_are_visible_are_shared_out(tmp_path, visible, processes, share):
     assert share_of_gpus(processes, {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == share
@@ -38,5 +45,8 @@ def test_each_process_is_given_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     assert run(tmp_path, "steps=2", "deed=show_environment").code == 0
-    facts = [json.loads((tmp_path / f"attempt-0/facts-{index}").read_text())["given"] for index in range(2)]
+    facts = [
+        json.loads((tmp_path / f"attempt-0/facts-{index}").read_text())["given"]
+        for index in range(2)
+    ]
     assert [each["JAX_CUDA_VISIBLE_DEVICES"] for each in facts] == ["0,1", "2,3"]

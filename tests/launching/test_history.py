@@ -60,7 +60,10 @@ def test_done_or_stopped():
     assert end_well(done, History(step=20), requests(signal.SIGTERM)).text.startswith("done")
     silent = [account(code=0)]
     assert end_well(silent, History(), requests()).text == "done: 1 process"
-    assert end_well(silent, History(), requests(signal.SIGINT)).text == "stopped by SIGINT before the first step"
+    assert (
+        end_well(silent, History(), requests(signal.SIGINT)).text
+        == "stopped by SIGINT before the first step"
+    )
     told = [account(code=0, stopped="SIGTERM")]
     assert end_well(told, History(step=7), requests()) == ("stopped by SIGTERM at step 7", 0, False)
 
@@ -90,4 +93,8 @@ def test_nobody_asked():
 def test_insisting_has_its_own_code():
     accounts = [account(code=-9, forced=True)]
     ending = end_asked(accounts, FAILURE, History(), requests(signal.SIGTERM, signal.SIGINT))
-    assert ending == ("stopped by SIGTERM before the first step, at once by a second signal", 130, False)
+    assert ending == (
+        "stopped by SIGTERM before the first step, at once by a second signal",
+        130,
+        False,
+    )

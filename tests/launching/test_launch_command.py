@@ -29,19 +29,34 @@ def refuse(arguments):
         (["CONFIG"], r"how many processes\? say -n N, before CONFIG"),
         (["-n", "0", "CONFIG"], r"-n: wanted at least 1 process, got 0"),
         (["-n", "two", "CONFIG"], r"-n"),
-        (["-n", "2", "--processes-after-failure", "3", "CONFIG"], r"between 1 and the 2 of -n, got 3"),
-        (["-n", "2", "--processes-after-failure", "0", "CONFIG"], r"between 1 and the 2 of -n, got 0"),
+        (
+            ["-n", "2", "--processes-after-failure", "3", "CONFIG"],
+            r"between 1 and the 2 of -n, got 3",
+        ),
+        (
+            ["-n", "2", "--processes-after-failure", "0", "CONFIG"],
+            r"between 1 and the 2 of -n, got 0",
+        ),
         (["-n", "2", "nowhere.py"], r"CONFIG: nowhere\.py: there is no such file"),
         (["-n", "2"], r"Missing argument 'CONFIG'"),
-        (["-n", "2", "--hang-timeout", "-1", "CONFIG"], r"--hang-timeout: wanted seconds above 0, got -1"),
+        (
+            ["-n", "2", "--hang-timeout", "-1", "CONFIG"],
+            r"--hang-timeout: wanted seconds above 0, got -1",
+        ),
         (["-n", "2", "--hang-timeout", "0", "CONFIG"], r"wanted seconds above 0, got 0"),
         (["-n", "2", "--hang-timeout", "nan", "CONFIG"], r"wanted seconds above 0, got nan"),
         (["-n", "2", "--hang-timeout", "inf", "CONFIG"], r"wanted seconds above 0, got inf"),
         (["-n", "2", "--max-restarts", "-1", "CONFIG"], r"--max-restarts.* 0"),
         (["-n", "2", "--gpus-each", "0", "CONFIG"], r"--gpus-each.* 1"),
         (["-n", "2", "--inject", "burn", "CONFIG"], r"--inject: fault 'burn': unknown kind"),
-        (["-n", "2", "--inject", "kill rank=2 step=1", "CONFIG"], r"rank=2 is not one of the processes, 0 to 1"),
-        (["-n", "2", "--host", "192.0.2.1", "CONFIG"], r"'192.0.2.1' is no address of this machine"),
+        (
+            ["-n", "2", "--inject", "kill rank=2 step=1", "CONFIG"],
+            r"rank=2 is not one of the processes, 0 to 1",
+        ),
+        (
+            ["-n", "2", "--host", "192.0.2.1", "CONFIG"],
+            r"'192.0.2.1' is no address of this machine",
+        ),
         (["-n", "2", "--host", "x" * 300, "CONFIG"], r"is no address of this machine"),
         (["-n", "2", "--max-restart", "3", "CONFIG"], r"[Nn]o such option.*--max-restart"),
         (
@@ -101,7 +116,11 @@ def test_odd_output_is_passed_on(tmp_path):
     lines = out.split(b"\n")
     assert sorted(err.splitlines()) == [b"[1] to stderr", b"to stderr"]
     for prefix in (b"", b"[1] "):
-        own = [line.removeprefix(prefix) for line in lines[:-2] if line.startswith(b"[1] ") == bool(prefix)]
+        own = [
+            line.removeprefix(prefix)
+            for line in lines[:-2]
+            if line.startswith(b"[1] ") == bool(prefix)
+        ]
         assert own[:2] == [b"bad \xff\xfe bytes", b""]
         assert b"".join(own[2:]) == b"y" * 200_000 + b"no newline"
         assert all(len(line) <= 65536 for line in own)
@@ -109,7 +128,9 @@ def test_odd_output_is_passed_on(tmp_path):
 
 def test_a_terminal_gets_a_line_that_moves_on(tmp_path):
     ours, theirs = pty.openpty()
-    with Launcher(tmp_path, "steps=40", stdout=theirs, options=["--inject", "kill rank=1 step=20"]) as launcher:
+    with Launcher(
+        tmp_path, "steps=40", stdout=theirs, options=["--inject", "kill rank=1 step=20"]
+    ) as launcher:
         os.close(theirs)
         shown = bytearray()
         while data := _read(ours):

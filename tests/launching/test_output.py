@@ -69,7 +69,9 @@ def test_lines_carry_the_number_of_their_process_and_keep_their_stream(sink):
     reader.close()
     screen.close()
     out, err = read()
-    assert sorted(out.splitlines()) == sorted([b"one", b"two", b"\xff\xfe", b"last", b"[1] ", b"[1] said [Gloo] Rank"])
+    assert sorted(out.splitlines()) == sorted(
+        [b"one", b"two", b"\xff\xfe", b"last", b"[1] ", b"[1] said [Gloo] Rank"]
+    )
     assert sorted(err.splitlines()) == [b"[1] trouble", b"warning"]
     for pipe in [end for process in pipes for end in process]:
         os.close(pipe[0])

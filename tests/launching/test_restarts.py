@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.launching.diagnosis import Failure
-from ftrain.launching.policy import LONGEST_DELAY, MOST_IDLE_ATTEMPTS, MOST_IDLE_HANGS, GiveUp, Restart, RestartPolicy
+from ftrain.launching.policy import (
+    LONGEST_DELAY,
+    MOST_IDLE_ATTEMPTS,
+    MOST_IDLE_HANGS,
+    GiveUp,
+    Restart,
+    RestartPolicy,
+)
 
 
 def failure(nature):
@@ -28,7 +35,9 @@ def test_it_waits_longer_while_there_is_no_progress_and_not_after_that():
 
 def test_who_is_killed_again_and_again_goes_on_if_any_steps_are_taken():
     policy = RestartPolicy(10)
-    assert [policy.decide(KILLED, step) for step in (40, 30, 20, 35, 40, 10, 25, 15)] == [Restart(0.0)] * 8
+    assert [policy.decide(KILLED, step) for step in (40, 30, 20, 35, 40, 10, 25, 15)] == [
+        Restart(0.0)
+    ] * 8
 
 
 @pytest.mark.parametrize("failed", [KILLED, LOST])
@@ -60,7 +69,9 @@ def test_an_exception_is_repeated_only_after_progress():
     policy = RestartPolicy(10)
     assert policy.decide(RAISED, 40) == Restart(0.0)
     assert policy.decide(RAISED, 41) == Restart(0.0)
-    assert policy.decide(RAISED, 41) == GiveUp("it did not get beyond step 41, so a restart would only repeat it")
+    assert policy.decide(RAISED, 41) == GiveUp(
+        "it did not get beyond step 41, so a restart would only repeat it"
+    )
 
 
 def test_an_error_that_may_pass_is_tried_again_also_before_the_first_step():
@@ -92,7 +103,9 @@ def test_restarts_are_used_up():
     assert RestartPolicy(0).decide(KILLED, 3) == GiveUp("it may not restart")
 
 
-ATTEMPTS = st.lists(st.tuples(st.sampled_from([KILLED, HUNG, LOST, RAISED]), st.none() | st.integers(0, 20)))
+ATTEMPTS = st.lists(
+    st.tuples(st.sampled_from([KILLED, HUNG, LOST, RAISED]), st.none() | st.integers(0, 20))
+)
 
 
 @given(ATTEMPTS, st.integers(0, 8))
@@ -102,7 +115,9 @@ def test_it_never_goes_on_for_nothing(attempts, allowed):
         decision = policy.decide(failed, reached)
         progressed = (reached or 0) > furthest
         leads_on = progressed or (bool(reached) and failed in (KILLED, LOST))
-        idle, hangs, furthest = (idle + 1, hangs + (failed is HUNG), furthest) if not leads_on else (0, 0, furthest)
+        idle, hangs, furthest = (
+            (idle + 1, hangs + (failed is HUNG), furthest) if not leads_on else (0, 0, furthest)
+        )
         furthest = max(furthest, reached or 0)
         if isinstance(decision, GiveUp):
             assert (

@@ -20,7 +20,9 @@ def test_the_first_signal_has_them_save_and_stop(tmp_path, number):
         result = launcher.end()
     assert result.code == 0
     assert result.own[0] == f"{number.name}: {ASKING}"
-    stopped = re.fullmatch(rf"stopped by {number.name} at step (\d+) of 1,000,000 in \d+\.\d s", result.own[1])
+    stopped = re.fullmatch(
+        rf"stopped by {number.name} at step (\d+) of 1,000,000 in \d+\.\d s", result.own[1]
+    )
     assert stopped
     assert int((tmp_path / "saved").read_text()) == int(stopped[1])
 
@@ -40,7 +42,9 @@ def test_the_second_signal_ends_them_at_once(tmp_path):
 
 @pytest.mark.campaign
 def test_one_that_hangs_while_it_stops(tmp_path):
-    with Launcher(tmp_path, *FOREVER, "deed=hang_on_sigterm", options=["--hang-timeout", "1.5"]) as launcher:
+    with Launcher(
+        tmp_path, *FOREVER, "deed=hang_on_sigterm", options=["--hang-timeout", "1.5"]
+    ) as launcher:
         launcher.wait_for_step(7)
         launcher.signal(signal.SIGTERM)
         result = launcher.end()
@@ -56,7 +60,10 @@ def test_processes_that_are_not_ready_for_it(tmp_path):
         launcher.signal(signal.SIGTERM)
         result = launcher.end()
     assert result.code == 128 + signal.SIGTERM
-    assert re.search(r"stopped by SIGTERM at step \d+ of 1,000,000: 2 processes ended without saving", result.own[1])
+    assert re.search(
+        r"stopped by SIGTERM at step \d+ of 1,000,000: 2 processes ended without saving",
+        result.own[1],
+    )
 
 
 def test_a_signal_while_it_waits_to_restart(tmp_path):
@@ -99,7 +106,9 @@ def test_children_of_the_processes_go_with_them(tmp_path):
 
 
 def test_children_go_when_all_are_ended_at_once(tmp_path):
-    with Launcher(tmp_path, *FOREVER, "deed=raise_grandchildren", "deed=ignore_sigterm") as launcher:
+    with Launcher(
+        tmp_path, *FOREVER, "deed=raise_grandchildren", "deed=ignore_sigterm"
+    ) as launcher:
         launcher.wait_for_step(2)
         assert len(living(tmp_path)) >= 7
         launcher.signal(signal.SIGTERM)

@@ -17,13 +17,22 @@ def test_all_goes_well(tmp_path):
 
 
 def test_what_a_process_is_given(tmp_path):
-    result = run(tmp_path, "steps=2", "deed=show_environment", options=["--gpus-each", "2", "--hang-timeout", "77.5"])
+    result = run(
+        tmp_path,
+        "steps=2",
+        "deed=show_environment",
+        options=["--gpus-each", "2", "--hang-timeout", "77.5"],
+    )
     assert result.code == 0
     facts = [json.loads((tmp_path / f"attempt-0/facts-{index}").read_text()) for index in range(2)]
     clusters = [json.loads(each["given"].pop("FTRAIN_CLUSTER")) for each in facts]
-    assert [cluster["task"] for cluster in clusters] == [{"type": "worker", "index": index} for index in range(2)]
+    assert [cluster["task"] for cluster in clusters] == [
+        {"type": "worker", "index": index} for index in range(2)
+    ]
     assert clusters[0]["cluster"] == clusters[1]["cluster"]
-    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in clusters[0]["cluster"]["worker"])
+    assert all(
+        re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in clusters[0]["cluster"]["worker"]
+    )
     (token,) = {each["given"].pop("FTRAIN_JOB_TOKEN") for each in facts}
     assert re.fullmatch("[0-9a-f]{64}", token)
     for each, gpus in zip(facts, ("0,1", "2,3"), strict=True):
@@ -33,7 +42,11 @@ def test_what_a_process_is_given(tmp_path):
         assert each["session"] == each["pid"]
         assert each["input"] == "/dev/null"
         assert int(each["given"].pop("FTRAIN_LAUNCHER")) > 1
-        rest = {"FTRAIN_ATTEMPT": "0", "FTRAIN_HANG_TIMEOUT": "77.5", "JAX_CUDA_VISIBLE_DEVICES": gpus}
+        rest = {
+            "FTRAIN_ATTEMPT": "0",
+            "FTRAIN_HANG_TIMEOUT": "77.5",
+            "JAX_CUDA_VISIBLE_DEVICES": gpus,
+        }
         assert each["given"] == rest
 
 
@@ -46,7 +59,10 @@ def test_one_is_killed_and_all_go_on_from_the_last_save(tmp_path):
     assert re.fullmatch(rf"{when}: {what}; went on from step 5, restarted in \d+\.\d s", summary)
     assert outcome.startswith("done: 20 steps on 3 processes")
     assert not (tmp_path / "attempt-1/4-0").exists()
-    given = [json.loads((tmp_path / f"attempt-{attempt}/facts-0").read_text())["given"] for attempt in range(2)]
+    given = [
+        json.loads((tmp_path / f"attempt-{attempt}/facts-0").read_text())["given"]
+        for attempt in range(2)
+    ]
     assert [each["FTRAIN_ATTEMPT"] for each in given] == ["0", "1"]
     assert given[0]["FTRAIN_INJECT"] == given[1]["FTRAIN_INJECT"] == "kill rank=1 step=8"
     assert given[0]["FTRAIN_CLUSTER"] != given[1]["FTRAIN_CLUSTER"]
@@ -88,7 +104,9 @@ def test_one_hangs_while_the_others_wait_for_it(tmp_path, fault, story):
     result = run(tmp_path, "deed=dump_on_abort", n=3, options=[*HANGS_SOON, "--inject", fault])
     assert result.code == 0
     shown = re.search(r"^\[1\] .*File .*pretender\.py.* in run$", result.err, re.MULTILINE)
-    assert bool(shown) == fault.startswith("hang")  # where it hung; one that is stopped has nothing to show
+    assert bool(shown) == fault.startswith(
+        "hang"
+    )  # where it hung; one that is stopped has nothing to show
     assert re.match(story, result.own[0])
     assert result.own[-1].startswith("done: 20 steps")
 
@@ -135,7 +153,9 @@ def test_a_program_that_says_nothing_at_all(tmp_path):
 def test_a_mistake_is_not_repeated(tmp_path):
     result = run(tmp_path, "deed=make_a_mistake")
     assert result.code == 2
-    assert result.err.removeprefix("[1] ") == "ftrain: the config is wrong\n", "once, whoever says it"
+    assert result.err.removeprefix("[1] ") == "ftrain: the config is wrong\n", (
+        "once, whoever says it"
+    )
     assert re.search(r": process \d failed before its first step with exit code 2$", result.own[0])
     assert re.fullmatch(r"gave up: a restart would not help; in \d+\.\d s", result.own[1])
 
@@ -151,7 +171,10 @@ def test_the_same_exception_twice(tmp_path):
     result = run(tmp_path, "deed=always_raise")
     assert result.code == 3
     assert len(list(tmp_path.glob("attempt-*"))) == 2
-    assert re.match(r"gave up: it did not get beyond step [67], so a restart would only repeat it", result.own[-1])
+    assert re.match(
+        r"gave up: it did not get beyond step [67], so a restart would only repeat it",
+        result.own[-1],
+    )
 
 
 @pytest.mark.campaign

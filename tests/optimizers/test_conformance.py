@@ -17,7 +17,9 @@ from ftrain.packed import Packed
 from ftrain.tree import named_leaves
 
 PARAMS = {"a": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "b": {"c": jnp.float32(0.25)}}
-MANY = {f"layer{n}": {"w": jnp.full((2, n + 1), 0.1 * n), "b": jnp.full((), 1.0 - n)} for n in range(4)}
+MANY = {
+    f"layer{n}": {"w": jnp.full((2, n + 1), 0.1 * n), "b": jnp.full((), 1.0 - n)} for n in range(4)
+}
 
 
 @pytest.fixture(params=TABLE)
@@ -42,7 +44,9 @@ def run(transform, params, steps=5, update=None):
 def assert_close(left, right, rtol=1e-5):
     assert jax.tree.structure(left) == jax.tree.structure(right)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=rtol, atol=1e-6), left, right
+        lambda a, b: np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=rtol, atol=1e-6),
+        left,
+        right,
     )
 
 
@@ -87,7 +91,9 @@ def test_a_learning_rate_may_be_traced(make):
 
     traced, slope = jax.jit(jax.value_and_grad(total))(0.1)
     expected, _ = run(make(0.1), PARAMS, steps=2)
-    np.testing.assert_allclose(traced, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(expected)), rtol=1e-5)
+    np.testing.assert_allclose(
+        traced, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(expected)), rtol=1e-5
+    )
     assert np.isfinite(slope)
 
 
@@ -113,7 +119,9 @@ WRAPPERS = {
     "multi_transform": lambda make: optax.multi_transform(
         {"one": make(0.1), "other": make(0.1)}, {"a": "one", "b": {"c": "other"}}
     ),
-    "inject_hyperparams": lambda make: optax.inject_hyperparams(lambda learning_rate: make(learning_rate))(0.1),
+    "inject_hyperparams": lambda make: optax.inject_hyperparams(
+        lambda learning_rate: make(learning_rate)
+    )(0.1),
     "apply_if_finite": lambda make: optax.apply_if_finite(make(0.1), 3),
     "MultiSteps": lambda make: optax.MultiSteps(make(0.1), 1).gradient_transformation(),
     "with_extra_args_support": lambda make: optax.with_extra_args_support(make(0.1)),
@@ -171,11 +179,15 @@ def test_scan_gives_what_a_loop_gives(make):
     assert_close(params, run(transform, PARAMS)[0])
 
 
-@pytest.mark.parametrize("params", [MANY, {"a": jnp.ones((3, 2), jnp.bfloat16), **PARAMS["b"]}], ids=["many", "mixed"])
+@pytest.mark.parametrize(
+    "params", [MANY, {"a": jnp.ones((3, 2), jnp.bfloat16), **PARAMS["b"]}], ids=["many", "mixed"]
+)
 def test_packed_equals_unpacked(make, params):
     packed, packed_state = run(make(0.1, packed=True), params)
     plain, state = run(make(0.1, packed=False), params)
-    assert any(isinstance(slot, Packed) for slot in packed_state.slots.values()) == bool(slot_names(state))
+    assert any(isinstance(slot, Packed) for slot in packed_state.slots.values()) == bool(
+        slot_names(state)
+    )
     assert_close(packed, plain, rtol=1e-6)
     assert slot_names(packed_state) == slot_names(state)
     for slot in slot_names(state):
@@ -192,7 +204,9 @@ def test_a_checkpoint_names_every_slot_packed_or_not(make, tmp_path):
         plain = manager.restore(like=plain_state)
     jax.tree.map(np.testing.assert_array_equal, again, packed_state)
     for slot in slot_names(plain):
-        np.testing.assert_array_equal(plain.slots[slot]["layer3"]["w"], get_slot(packed_state, "layer3/w", slot))
+        np.testing.assert_array_equal(
+            plain.slots[slot]["layer3"]["w"], get_slot(packed_state, "layer3/w", slot)
+        )
 
 
 def rows_of(step, table, ids):
@@ -209,7 +223,9 @@ def test_rows_that_name_every_row_equal_a_dense_gradient(make, packed):
         params, state = table, transform.init(table)
         update = jax.jit(transform.update)
         for step in range(4):
-            updates, state = update({"t": as_gradient(rows_of(step, table, [2, 0, 1, 3, 0]))}, state, params)
+            updates, state = update(
+                {"t": as_gradient(rows_of(step, table, [2, 0, 1, 3, 0]))}, state, params
+            )
             params = apply_updates(params, updates)
         return params, state
 
@@ -217,7 +233,9 @@ def test_rows_that_name_every_row_equal_a_dense_gradient(make, packed):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", [name for name in TABLE if name != "adam_not_lazy"])  # that one moves every row
+@pytest.mark.parametrize(
+    "name", [name for name in TABLE if name != "adam_not_lazy"]
+)  # that one moves every row
 def test_rows_that_are_not_named_stay_and_their_slots_too(name, packed):
     transform = TABLE[name](0.1, packed=packed)
     table = {"t": jnp.linspace(-1, 1, 10).reshape(5, 2)}
@@ -230,14 +248,19 @@ def test_rows_that_are_not_named_stay_and_their_slots_too(name, packed):
     np.testing.assert_array_equal(params["t"][untouched], table["t"][untouched])
     assert (params["t"][np.array([1, 3])] != table["t"][np.array([1, 3])]).all()
     for slot in slot_names(state):
-        np.testing.assert_array_equal(get_slot(state, "t", slot)[untouched], get_slot(start, "t", slot)[untouched])
+        np.testing.assert_array_equal(
+            get_slot(state, "t", slot)[untouched], get_slot(start, "t", slot)[untouched]
+        )
 
 
 @pytest.mark.parametrize("packed", [None, True])
 def test_sharded_on_four_devices_equals_single(make, packed):
     mesh = make_mesh()
     params = {"w": jnp.linspace(-1, 1, 32).reshape(8, 4), "b": jnp.linspace(0, 1, 4)}
-    placed = {"w": NamedSharding(mesh, PartitionSpec("data")), "b": NamedSharding(mesh, PartitionSpec())}
+    placed = {
+        "w": NamedSharding(mesh, PartitionSpec("data")),
+        "b": NamedSharding(mesh, PartitionSpec()),
+    }
     transform = make(0.1, packed=packed)
     single, _ = run(transform, params)
     spread, state = run(transform, jax.device_put(params, placed), update=jax.jit(transform.update))
@@ -250,7 +273,10 @@ def test_sharded_on_four_devices_equals_single(make, packed):
     ("gradients", "message"),
     [
         ({"a": jnp.ones((2, 2))}, "gradients and parameters differ: gradients have no b/c"),
-        ({"a": jnp.ones((2, 2)), "b": {"c": 0.0, "d": 0.0}}, "gradients and parameters differ: parameters have no b/d"),
+        (
+            {"a": jnp.ones((2, 2)), "b": {"c": 0.0, "d": 0.0}},
+            "gradients and parameters differ: parameters have no b/d",
+        ),
         (
             {"a": jnp.ones((2, 3)), "b": {"c": jnp.ones(())}},
             r"differ at a: gradient has shape \(2, 3\), parameter \(2, 2\)",
@@ -272,7 +298,8 @@ def test_rows_whose_indices_were_taken_for_numbers_are_named(make):
     transform = make(0.1)
     broken = jax.tree.map(lambda leaf: leaf * 0.5, {"a": Rows(jnp.array([0]), jnp.ones((1, 2)))})
     with pytest.raises(
-        TypeError, match="gradients of a are Rows whose indices are not a list of integers, but float32"
+        TypeError,
+        match="gradients of a are Rows whose indices are not a list of integers, but float32",
     ):
         transform.update(broken, transform.init({"a": PARAMS["a"]}), {"a": PARAMS["a"]})
 
@@ -289,13 +316,23 @@ def test_parameters_must_be_passed(make):
 
 
 def test_complex_parameters_are_refused(make):
-    with pytest.raises(TypeError, match="parameter a is complex64; keep its real and imaginary parts apart"):
+    with pytest.raises(
+        TypeError, match="parameter a is complex64; keep its real and imaginary parts apart"
+    ):
         make(0.1).init({"a": jnp.ones(2, jnp.complex64)})
 
 
 def test_the_state_of_another_optimizer_is_refused(make):
     transform = make(0.1)
-    other = optimizers.from_rule(lambda gradient, parameter, slots, rate, count: (gradient, slots), 0.1, {"x": 0.0})
-    for state, found in ((other.init(PARAMS), "got x"), ((), "got tuple"), (optax.adam(0.1).init(PARAMS), "got tuple")):
-        with pytest.raises(ValueError, match=f"the state is not one of this optimizer.*{found}; init"):
+    other = optimizers.from_rule(
+        lambda gradient, parameter, slots, rate, count: (gradient, slots), 0.1, {"x": 0.0}
+    )
+    for state, found in (
+        (other.init(PARAMS), "got x"),
+        ((), "got tuple"),
+        (optax.adam(0.1).init(PARAMS), "got tuple"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"the state is not one of this optimizer.*{found}; init"
+        ):
             transform.update(PARAMS, state, PARAMS)

@@ -23,14 +23,17 @@ FREEZING = {
     "adam": lambda: partly(optimizers.adam(0.1)),
     "scaled": lambda: optax.chain(partly(optax.adam(1.0)), optax.scale(-0.5)),
     "masked": lambda: optax.chain(
-        optimizers.momentum(0.1, 0.9), optax.masked(optax.set_to_zero(), {"frozen": True, "trained": False})
+        optimizers.momentum(0.1, 0.9),
+        optax.masked(optax.set_to_zero(), {"frozen": True, "trained": False}),
     ),
     "guard": lambda: guard(partly(optimizers.adam(0.1)), spike=5.0),
     "loss_scaling": lambda: loss_scaling(partly(optax.sgd(0.1))),
     "apply_if_finite": lambda: optax.apply_if_finite(partly(optax.sgd(0.1)), 3),
     "MultiSteps": lambda: optax.MultiSteps(partly(optax.sgd(0.1)), 2).gradient_transformation(),
     "schedule": lambda: partly(optax.adamw(optax.cosine_decay_schedule(0.1, 10))),
-    "jitted": lambda: optax.GradientTransformation(partly(optax.sgd(0.1)).init, jax.jit(partly(optax.sgd(0.1)).update)),
+    "jitted": lambda: optax.GradientTransformation(
+        partly(optax.sgd(0.1)).init, jax.jit(partly(optax.sgd(0.1)).update)
+    ),
 }
 
 
@@ -42,7 +45,9 @@ def test_frozen_leaves_are_found(name):
 
 NOT_FREEZING = {
     "decay": lambda: optax.chain(partly(optax.sgd(0.1)), optax.add_decayed_weights(0.1)),
-    "masked": lambda: optax.masked(optax.sgd(0.1), {"frozen": False, "trained": True}),  # passes gradients on
+    "masked": lambda: optax.masked(
+        optax.sgd(0.1), {"frozen": False, "trained": True}
+    ),  # passes gradients on
     "sgd": lambda: optax.sgd(0.1),
     "adam": lambda: optimizers.adam(0.1),
 }
@@ -75,10 +80,14 @@ def test_clipping_scales_what_is_trained_by_its_own_norm(accumulate):
 
 def test_a_frozen_gradient_that_is_not_finite_does_no_harm():
     def loss(params, batch, rng):
-        return jnp.sum(jnp.sqrt(params["frozen"] - 1)) + jnp.sum(params["trained"])  # its slope is infinite
+        return jnp.sum(jnp.sqrt(params["frozen"] - 1)) + jnp.sum(
+            params["trained"]
+        )  # its slope is infinite
 
     optimizer = guard(partly(optimizers.gradient_descent(1.0)))
-    after, metrics = jax.jit(make_step(loss, optimizer))(TrainState.create(PARAMS, optimizer), BATCH)
+    after, metrics = jax.jit(make_step(loss, optimizer))(
+        TrainState.create(PARAMS, optimizer), BATCH
+    )
     assert float(metrics["gradient_norm"]) == pytest.approx(np.sqrt(2))
     assert float(metrics["update_skipped"]) == 0
     np.testing.assert_array_equal(after.params["trained"], [-1, -1])

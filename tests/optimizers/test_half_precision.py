@@ -34,7 +34,12 @@ def combinations(names, *kinds):
     """Every name with the first kind, and some with the others; the rest is a campaign."""
     first, *_ = kinds
     return [
-        pytest.param(name, *kind[1:], marks=[] if kind is first or name in SOME else LONG, id=f"{kind[0]}-{name}")
+        pytest.param(
+            name,
+            *kind[1:],
+            marks=[] if kind is first or name in SOME else LONG,
+            id=f"{kind[0]}-{name}",
+        )
         for name in names
         for kind in kinds
     ]
@@ -66,7 +71,10 @@ def dense_problem(rng, wide=False):
     for name, dtype in HALVES.items():
         dtype = np.float32 if wide else dtype
         params[name] = {"w": half_numbers(rng, (4, 3), dtype), "b": half_numbers(rng, (), dtype)}
-        gradients[name] = {"w": half_numbers(rng, (STEPS, 4, 3), dtype), "b": half_numbers(rng, STEPS, dtype)}
+        gradients[name] = {
+            "w": half_numbers(rng, (STEPS, 4, 3), dtype),
+            "b": half_numbers(rng, STEPS, dtype),
+        }
     return params, gradients
 
 
@@ -86,14 +94,21 @@ def assert_within(half, exact, params, units):
     for left, right, start in zip(*trees, strict=True):
         info = ml_dtypes.finfo(left.dtype)
         scale = np.maximum(np.abs(right).max(0), np.abs(start.astype(np.float32)))
-        distance = np.abs(left.astype(np.float64) - right.astype(np.float64)) / (scale * float(info.eps))
+        distance = np.abs(left.astype(np.float64) - right.astype(np.float64)) / (
+            scale * float(info.eps)
+        )
         assert distance.max() <= units, distance.max()
 
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("name", "problem", "packed"),
-    combinations(ALL, ("dense", dense_problem, False), ("packed", dense_problem, True), ("rows", row_problem, False)),
+    combinations(
+        ALL,
+        ("dense", dense_problem, False),
+        ("packed", dense_problem, True),
+        ("rows", row_problem, False),
+    ),
 )
 def test_half_precision_follows_the_float32_trajectory(name, problem, packed):
     """Within one unit in the last place of the largest value that a parameter takes, at each of 200 steps."""
@@ -105,7 +120,9 @@ def test_half_precision_follows_the_float32_trajectory(name, problem, packed):
     for slot in slot_names(exact_state):
         for leaf in named_leaves(params):
             left = get_slot(state, leaf, slot)
-            np.testing.assert_allclose(left, get_slot(exact_state, leaf, slot), rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(
+                left, get_slot(exact_state, leaf, slot), rtol=1e-3, atol=1e-4
+            )
 
 
 @pytest.mark.parametrize("apply", [apply_updates, optax.apply_updates], ids=["ftrain", "optax"])
@@ -167,7 +184,9 @@ def test_narrow_slots_train_float32_parameters(name, problem, rng):
     for left, right in zip(jax.tree.leaves(half), jax.tree.leaves(exact), strict=True):
         travelled = np.abs(right - right[0]).max()
         assert travelled > 0
-        np.testing.assert_allclose(left, right, atol=0.1 * travelled, rtol=NARROW_DISTANCE.get(name, 0.01))
+        np.testing.assert_allclose(
+            left, right, atol=0.1 * travelled, rtol=NARROW_DISTANCE.get(name, 0.01)
+        )
 
 
 def test_adam_with_bfloat16_slots_moves_as_with_float32_ones():
@@ -182,8 +201,12 @@ def test_parameters_of_several_types_have_remainders_where_they_need_them():
     for packed in (True, False, None):
         transform = optimizers.momentum(0.001, 0.9, packed=packed)
         state = transform.init(params)
-        updates, state = jax.jit(transform.update)(jax.tree.map(jnp.ones_like, params), state, params)
-        assert jax.tree.map(lambda leaf: leaf.dtype, updates) == jax.tree.map(lambda leaf: leaf.dtype, params)
+        updates, state = jax.jit(transform.update)(
+            jax.tree.map(jnp.ones_like, params), state, params
+        )
+        assert jax.tree.map(lambda leaf: leaf.dtype, updates) == jax.tree.map(
+            lambda leaf: leaf.dtype, params
+        )
         assert slot_names(state) == ["momentum", "remainder"]
         assert get_slot(state, "layer3/w", "remainder").dtype == jnp.float32
         np.testing.assert_allclose(get_slot(state, "layer3/w", "remainder"), -0.001, rtol=1e-4)
@@ -199,7 +222,9 @@ def test_an_unknown_rounding_is_refused():
         optimizers.from_rule(lambda *args, **rest: (args[0], args[2]), 0.1, {"remainder": 0.0})
 
 
-floats = st.floats(width=32, allow_subnormal=False) | st.floats(-(2**-12), 2**-12, width=32, allow_subnormal=False)
+floats = st.floats(width=32, allow_subnormal=False) | st.floats(
+    -(2**-12), 2**-12, width=32, allow_subnormal=False
+)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -208,7 +233,9 @@ def test_nearest_is_what_a_cast_gives(dtype, values):
     array = np.array(values, np.float32)
     with np.errstate(over="ignore"):
         expected = array.astype(HALVES[dtype]).astype(np.float32)
-    np.testing.assert_array_equal(jax.jit(nearest, static_argnums=1)(array, HALVES[dtype]), expected)
+    np.testing.assert_array_equal(
+        jax.jit(nearest, static_argnums=1)(array, HALVES[dtype]), expected
+    )
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -220,7 +247,9 @@ def test_stochastic_gives_one_of_two_neighbours_with_the_right_mean(dtype, value
     low, high = np.unique(rounded)
     assert low < np.float32(value) < high
     assert np.nextafter(HALVES[dtype](low), HALVES[dtype](high)) == HALVES[dtype](high)
-    assert rounded.mean(dtype=np.float64) == pytest.approx(value, abs=4 * float(high - low) / 20000**0.5)
+    assert rounded.mean(dtype=np.float64) == pytest.approx(
+        value, abs=4 * float(high - low) / 20000**0.5
+    )
 
 
 def test_stochastic_leaves_what_is_not_finite():

@@ -33,7 +33,11 @@ def test_constructors_accept_and_refuse_what_the_reference_does(case):
     name, _, setting = case["note"].partition(" ")
     key, _, value = setting.partition("=")
     function = function_named(name)
-    arguments = {"learning_rate": 0.1} | NEEDED.get(function.__name__, {}) | {SHORT.get(key, key): float(value)}
+    arguments = (
+        {"learning_rate": 0.1}
+        | NEEDED.get(function.__name__, {})
+        | {SHORT.get(key, key): float(value)}
+    )
     if "error" not in case:
         function(**arguments)
         return
@@ -59,7 +63,9 @@ def test_apply_gradients(case):
             with pytest.raises(ValueError, match="no parameter has a gradient"):
                 apply([None, None])
         case "one gradient None":
-            for ours, wanted in zip(apply([jnp.ones_like(params[0]), None]), case["value"], strict=True):
+            for ours, wanted in zip(
+                apply([jnp.ones_like(params[0]), None]), case["value"], strict=True
+            ):
                 np.testing.assert_allclose(ours, array(wanted, "float32"), rtol=1e-6)
         case "a gradient as a numpy array":
             after = apply([np.ones(params[0].shape, np.float32)], params[:1])
@@ -75,7 +81,11 @@ def test_apply_gradients(case):
             assert other in ("no pairs", "a gradient of another dtype")
 
 
-SLOTS = [case for case in of("names of slots") if " " not in case["note"] or case["note"].endswith("centered")]
+SLOTS = [
+    case
+    for case in of("names of slots")
+    if " " not in case["note"] or case["note"].endswith("centered")
+]
 
 
 @pytest.mark.parametrize("case", SLOTS, ids=ids(SLOTS))
@@ -83,7 +93,9 @@ def test_names_of_slots(case):
     name, *words = case["note"].split()
     function = function_named(name)
     options = {"centered": True} if words else {}
-    state = function(learning_rate=0.1, **NEEDED.get(function.__name__, {}), **options).init({"a": jnp.ones(2)})
+    state = function(learning_rate=0.1, **NEEDED.get(function.__name__, {}), **options).init(
+        {"a": jnp.ones(2)}
+    )
     assert slot_names(state) == case["value"]["slot_names"]
 
 
@@ -93,7 +105,10 @@ MINIMIZED = [case for case in CASES if case["what"] == "minimize" and "value" in
 @pytest.mark.parametrize("case", MINIMIZED, ids=ids(MINIMIZED))
 def test_minimize(case):
     """`var_list` is what is differentiated, and `grad_loss` a factor of the loss."""
-    every = {"w": jnp.asarray(array(case["w"], "float32")), "b": jnp.asarray(array(case["b"], "float32"))}
+    every = {
+        "w": jnp.asarray(array(case["w"], "float32")),
+        "b": jnp.asarray(array(case["b"], "float32")),
+    }
     trained = every if case["var_list"] == "all" else {"w": every["w"]}
     factor = 1.0 if case["grad_loss"] is None else case["grad_loss"]
 
@@ -105,7 +120,9 @@ def test_minimize(case):
     updates, _ = transform.update(gradients, transform.init(trained), trained)
     after = every | apply_updates(trained, updates)
     for name, gradient in gradients.items():
-        np.testing.assert_allclose(gradient, array(case["value"]["gradients"][name], "float32"), rtol=1e-6)
+        np.testing.assert_allclose(
+            gradient, array(case["value"]["gradients"][name], "float32"), rtol=1e-6
+        )
     for name, value in after.items():
         np.testing.assert_allclose(value, array(case["value"]["after"][name], "float32"), rtol=1e-6)
 
@@ -121,11 +138,15 @@ def test_minimize_through_a_gather(case):
     params = {"v": jnp.asarray(array(case["v"], "float32"))}
     state, rows = transform.init(params), jnp.asarray(case["rows"])
     first = case["value"]["first_gradient"]
-    whole = Rows(jnp.asarray(first["indices"]), jnp.asarray(array(first["values"], "float32"))).to_dense(params["v"])
+    whole = Rows(
+        jnp.asarray(first["indices"]), jnp.asarray(array(first["values"], "float32"))
+    ).to_dense(params["v"])
 
     @jax.jit
     def step(params, state):
-        _, gradients = value_and_grad(lambda params: jnp.sum(lookup(params["v"], rows) ** 2))(params)
+        _, gradients = value_and_grad(lambda params: jnp.sum(lookup(params["v"], rows) ** 2))(
+            params
+        )
         updates, state = transform.update(gradients, state, params)
         return apply_updates(params, updates), state, gradients
 

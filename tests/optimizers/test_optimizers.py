@@ -65,7 +65,9 @@ def test_numbers_are_those_of_the_formula(name):
         np.testing.assert_allclose(ours, value, rtol=2e-5)
         for slot in slots:
             tree = state.slots[slot]
-            np.testing.assert_allclose(tree["a"] if name == "a" else tree["b"]["c"], kept[slot], rtol=2e-4)
+            np.testing.assert_allclose(
+                tree["a"] if name == "a" else tree["b"]["c"], kept[slot], rtol=2e-4
+            )
 
 
 def test_a_parameter_called_learning_rate_is_not_taken_for_the_rate():
@@ -83,19 +85,43 @@ def test_plain_optax_shows_no_rate_but_injected_hyperparameters_do():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: optimizers.gradient_descent(float("nan")), "learning_rate must be a finite number, got nan"),
+        (
+            lambda: optimizers.gradient_descent(float("nan")),
+            "learning_rate must be a finite number, got nan",
+        ),
         (lambda: optimizers.momentum(0.1, -0.5), "momentum must be >= 0, got -0.5"),
         (lambda: optimizers.adam(beta1=1.0), r"beta1 must be in \[0, 1\), got 1.0"),
         (lambda: optimizers.adam(beta2=-0.1), r"beta2 must be in \[0, 1\), got -0.1"),
         (lambda: optimizers.adagrad(0.1, 0.0), "initial_accumulator_value must be > 0, got 0.0"),
         (lambda: optimizers.adagrad(0.1, -1.0), "initial_accumulator_value must be > 0, got -1.0"),
-        (lambda: optimizers.adagrad_da(0.1, 0.0), "initial_gradient_squared_accumulator_value must be > 0, got 0.0"),
-        (lambda: optimizers.proximal_adagrad(0.1, 0.0), "initial_accumulator_value must be > 0, got 0.0"),
-        (lambda: optimizers.ftrl(0.1, initial_accumulator_value=-1), "initial_accumulator_value must be >= 0, got -1"),
-        (lambda: optimizers.ftrl(0.1, learning_rate_power=0.5), "learning_rate_power must be <= 0, got 0.5"),
-        (lambda: optimizers.ftrl(0.1, l1_regularization_strength=-1), "l1_regularization_strength must be >= 0, got"),
-        (lambda: optimizers.ftrl(0.1, l2_regularization_strength=-1), "l2_regularization_strength must be >= 0, got"),
-        (lambda: optimizers.ftrl(0.1, l2_shrinkage_regularization_strength=-1), "l2_shrinkage_regularization_streng"),
+        (
+            lambda: optimizers.adagrad_da(0.1, 0.0),
+            "initial_gradient_squared_accumulator_value must be > 0, got 0.0",
+        ),
+        (
+            lambda: optimizers.proximal_adagrad(0.1, 0.0),
+            "initial_accumulator_value must be > 0, got 0.0",
+        ),
+        (
+            lambda: optimizers.ftrl(0.1, initial_accumulator_value=-1),
+            "initial_accumulator_value must be >= 0, got -1",
+        ),
+        (
+            lambda: optimizers.ftrl(0.1, learning_rate_power=0.5),
+            "learning_rate_power must be <= 0, got 0.5",
+        ),
+        (
+            lambda: optimizers.ftrl(0.1, l1_regularization_strength=-1),
+            "l1_regularization_strength must be >= 0, got",
+        ),
+        (
+            lambda: optimizers.ftrl(0.1, l2_regularization_strength=-1),
+            "l2_regularization_strength must be >= 0, got",
+        ),
+        (
+            lambda: optimizers.ftrl(0.1, l2_shrinkage_regularization_strength=-1),
+            "l2_shrinkage_regularization_streng",
+        ),
         (lambda: optimizers.adadelta(epsilon=-1.0), "epsilon must be >= 0, got -1.0"),
         (lambda: optimizers.adam(epsilon=NAN), "epsilon must be >= 0, got nan"),
         (lambda: optimizers.adam(beta2=NAN), r"beta2 must be in \[0, 1\), got nan"),
@@ -106,7 +132,10 @@ def test_plain_optax_shows_no_rate_but_injected_hyperparameters_do():
         (lambda: optimizers.rmsprop(0.1, momentum=NAN), "momentum must be >= 0, got nan"),
         (lambda: optimizers.momentum(0.1, float("inf")), "momentum must be >= 0, got inf"),
         (lambda: optimizers.ftrl(0.1, beta=-1.0).init(PARAMS), "beta must be >= 0, got -1.0"),
-        (lambda: optimizers.ftrl(0.1, learning_rate_power=NAN), "learning_rate_power must be <= 0, got nan"),
+        (
+            lambda: optimizers.ftrl(0.1, learning_rate_power=NAN),
+            "learning_rate_power must be <= 0, got nan",
+        ),
         (
             lambda: optimizers.adagrad_da(0.1, 0.1, -1.0).init(PARAMS),
             "l1_regularization_strength must be >= 0, got -1.0",
@@ -123,10 +152,22 @@ def test_plain_optax_shows_no_rate_but_injected_hyperparameters_do():
             lambda: optimizers.proximal_gradient_descent(0.1, 0.0, -1.0).init(PARAMS),
             "l2_regularization_strength must be >= 0, got",
         ),
-        (lambda: optimizers.adam(np.float32("nan")), "learning_rate must be a finite number, got nan"),
-        (lambda: optimizers.adam(packed="x").init(PARAMS), "packed must be True, False or None, got 'x'"),
-        (lambda: optimizers.adam(slot_dtype="flot32"), "slot_dtype must be a dtype of real numbers, .* got 'flot32'"),
-        (lambda: optimizers.adam(slot_dtype=jnp.int32), "slot_dtype must be a dtype of real numbers, such as float32"),
+        (
+            lambda: optimizers.adam(np.float32("nan")),
+            "learning_rate must be a finite number, got nan",
+        ),
+        (
+            lambda: optimizers.adam(packed="x").init(PARAMS),
+            "packed must be True, False or None, got 'x'",
+        ),
+        (
+            lambda: optimizers.adam(slot_dtype="flot32"),
+            "slot_dtype must be a dtype of real numbers, .* got 'flot32'",
+        ),
+        (
+            lambda: optimizers.adam(slot_dtype=jnp.int32),
+            "slot_dtype must be a dtype of real numbers, such as float32",
+        ),
     ],
 )
 def test_bad_hyperparameters_are_refused(make, message):
@@ -138,7 +179,9 @@ def test_slots_are_listed_and_read_by_name_in_a_chain():
     chained = optax.chain(optax.clip_by_global_norm(0.5), optimizers.adam(0.1), optax.scale(1.0))
     _, state = run(chained, PARAMS, steps=2)
     assert optimizers.slot_names(state) == ["m", "v"]
-    np.testing.assert_array_equal(optimizers.get_slot(state, "b/c", "m"), state[1].slots["m"]["b"]["c"])
+    np.testing.assert_array_equal(
+        optimizers.get_slot(state, "b/c", "m"), state[1].slots["m"]["b"]["c"]
+    )
     with pytest.raises(KeyError, match="there is no slot n; there are m, v"):
         optimizers.get_slot(state, "a", "n")
     with pytest.raises(KeyError, match="no parameter z has a slot m; these have: a, b/c"):
@@ -171,7 +214,10 @@ def test_a_learning_rate_is_a_number_or_a_schedule(rate):
             r"updates and parameters differ at a: update has shape \(3, 2, 2\)",
         ),
         ({"a": None}, "updates and parameters differ: updates have no b/c"),
-        ({"a": Rows(jnp.ones(1), jnp.ones((1, 2))), "b": {"c": None}}, r"put ftrain.gradients.densify\(\) before"),
+        (
+            {"a": Rows(jnp.ones(1), jnp.ones((1, 2))), "b": {"c": None}},
+            r"put ftrain.gradients.densify\(\) before",
+        ),
     ],
 )
 def test_updates_that_do_not_fit_are_named(updates, message):

@@ -19,7 +19,9 @@ SPARSE = cases("optimizers_sparse")
 
 def make(case, dtype):
     """The transform of a case; a rate for each step becomes a schedule."""
-    hyperparameters = {name: value for name, value in case["hyperparameters"].items() if value is not None}
+    hyperparameters = {
+        name: value for name, value in case["hyperparameters"].items() if value is not None
+    }
     rates = case.get("learning_rate_per_step")
     if rates is not None:
         hyperparameters["learning_rate"] = lambda count: jnp.asarray(array(rates, dtype))[count]
@@ -40,9 +42,15 @@ def held_still(transform):
 
 def assert_close(ours, recorded, dtype, what):
     wanted = array(recorded, dtype)
-    tolerance = 1e-9 * np.abs(wanted) + 1e-12 if dtype == "float64" else 1e-5 * np.maximum(1, np.abs(wanted))
+    tolerance = (
+        1e-9 * np.abs(wanted) + 1e-12
+        if dtype == "float64"
+        else 1e-5 * np.maximum(1, np.abs(wanted))
+    )
     difference = np.abs(np.asarray(ours, dtype) - wanted)
-    assert (difference <= tolerance).all(), f"{what}: {ours} should be {wanted}, off by {difference.max()}"
+    assert (difference <= tolerance).all(), (
+        f"{what}: {ours} should be {wanted}, off by {difference.max()}"
+    )
 
 
 def gradient_of(recorded, variable, dtype):
@@ -51,12 +59,15 @@ def gradient_of(recorded, variable, dtype):
         return jnp.asarray(array(recorded, dtype))
     indices = np.array(recorded["indices"], np.int32)
     return Rows(
-        jnp.asarray(indices), jnp.asarray(array(recorded["values"], dtype).reshape(len(indices), *variable.shape[1:]))
+        jnp.asarray(indices),
+        jnp.asarray(array(recorded["values"], dtype).reshape(len(indices), *variable.shape[1:])),
     )
 
 
 @pytest.mark.parametrize(
-    "case", DENSE + SPARSE, ids=[f"{n}-{case['optimizer']}" for n, case in enumerate(DENSE + SPARSE)]
+    "case",
+    DENSE + SPARSE,
+    ids=[f"{n}-{case['optimizer']}" for n, case in enumerate(DENSE + SPARSE)],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_steps(case, dtype):
@@ -73,8 +84,12 @@ def test_steps(case, dtype):
                 assert_close(get_slot(state, str(n), slot), wanted, dtype, f"{slot} at the start")
         # Most of the time would be spent in the compiler, unless there are many variables.
         update = jax.jit(transform.update) if len(params) > 4 else transform.update
-        for step, (gradients, wanted) in enumerate(zip(case["gradients"], recorded["values_after_step"], strict=True)):
-            given = [gradient_of(gradient, params[n], dtype) for n, gradient in enumerate(gradients)]
+        for step, (gradients, wanted) in enumerate(
+            zip(case["gradients"], recorded["values_after_step"], strict=True)
+        ):
+            given = [
+                gradient_of(gradient, params[n], dtype) for n, gradient in enumerate(gradients)
+            ]
             updates, state = update(given, state, params)
             params = optimizers.apply_updates(params, updates)
             for ours, value in zip(params, wanted, strict=True):
@@ -83,4 +98,6 @@ def test_steps(case, dtype):
             for n, wanted in enumerate(values):
                 assert_close(get_slot(state, str(n), slot), wanted, dtype, f"{slot} at the end")
         for row in case.get("rows_never_in_indices", []):
-            np.testing.assert_array_equal(params[0][row], array(case["variables"][0]["initial"], dtype)[row])
+            np.testing.assert_array_equal(
+                params[0][row], array(case["variables"][0]["initial"], dtype)[row]
+            )

@@ -31,7 +31,9 @@ NESTED = {"a": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "b": {"c": jnp.float32(0.25
 INNER = {name: (lambda make=make: make(0.1)) for name, make in TABLE.items()} | {
     "optax.adamw": lambda: optax.adamw(0.1),
     "optax.sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "optax.chain": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(lambda count: 0.1 / (count + 1))),
+    "optax.chain": lambda: optax.chain(
+        optax.clip_by_global_norm(0.5), optax.adam(lambda count: 0.1 / (count + 1))
+    ),
     "optax.lamb": lambda: optax.lamb(0.1),
     "guard": lambda: guard(optimizers.adam(0.1), spike=3.0, window=2),
 }
@@ -115,7 +117,9 @@ def test_it_compiles_once_and_scan_gives_what_a_loop_gives():
     def arrive(carry, given, update=transform.update):
         params, state = carry
         gradients = gradients_of(given[0] + given[1], params)
-        updates, state = update(gradients, state, params, contributions=given[0], local_step=given[1])
+        updates, state = update(
+            gradients, state, params, contributions=given[0], local_step=given[1]
+        )
         return (apply_updates(params, updates), state), None
 
     start = (NESTED, transform.init(NESTED))
@@ -132,7 +136,9 @@ def test_vmap_lets_each_round_go_its_own_way():
     transform, _ = compiled(2, 3)
     states = jax.vmap(transform.init)({"w": jnp.ones((3, 2))})
     given, many = {"w": jnp.arange(6.0).reshape(3, 2)}, jnp.array([0, 1, 2])
-    update = jax.vmap(lambda gradients, state, count: transform.update(gradients, state, contributions=count))
+    update = jax.vmap(
+        lambda gradients, state, count: transform.update(gradients, state, contributions=count)
+    )
     updates, states = update(given, states, many)
     np.testing.assert_array_equal(updates["w"], [[0, 0], [0, 0], [4, 5]])
     assert arrivals(states).waiting.tolist() == [0, 1, 0]
@@ -161,13 +167,17 @@ def test_dtypes_stay_and_sums_are_wide(dtype):
 )
 def test_contributions_that_the_device_knows(given, wanted):
     transform, _ = compiled(4)
-    update = jax.jit(lambda count: transform.update(PARAMS, transform.init(PARAMS), contributions=count)[1])
+    update = jax.jit(
+        lambda count: transform.update(PARAMS, transform.init(PARAMS), contributions=count)[1]
+    )
     assert counts(update(jnp.asarray(given)))[0] == wanted
 
 
 @pytest.mark.parametrize("ramp", [True, False])
 def test_averages_follow_updates_and_not_arrivals(ramp):
-    transform = sync_replicas(optimizers.gradient_descent(0.5), 2, averages=0.99, averages_ramp=ramp)
+    transform = sync_replicas(
+        optimizers.gradient_descent(0.5), 2, averages=0.99, averages_ramp=ramp
+    )
     params, state, expected = PARAMS, transform.init(PARAMS), PARAMS
     for n in range(1, 9):
         updates, state = transform.update({"w": jnp.full(2, float(n))}, state, params)
@@ -178,7 +188,9 @@ def test_averages_follow_updates_and_not_arrivals(ramp):
 
 
 def test_readers_find_it_in_a_chain_and_nothing_elsewhere():
-    chain = optax.chain(optax.clip(1.0), sync_replicas(optimizers.momentum(0.3, 0.9), 2, averages=0.9))
+    chain = optax.chain(
+        optax.clip(1.0), sync_replicas(optimizers.momentum(0.3, 0.9), 2, averages=0.9)
+    )
     state = chain.init(PARAMS)
     _, state = chain.update(PARAMS, state, PARAMS, contributions=2)
     assert counts(state) == (0, 2, 1, 0)
@@ -186,7 +198,11 @@ def test_readers_find_it_in_a_chain_and_nothing_elsewhere():
     assert float(current_learning_rate(state)) == pytest.approx(0.3)
     assert slot_names(state) == ["momentum"]
     assert skipped_updates(state) is None
-    assert arrivals(optax.adam(0.1).init(PARAMS)) is averaged_params(optax.adam(0.1).init(PARAMS)) is None
+    assert (
+        arrivals(optax.adam(0.1).init(PARAMS))
+        is averaged_params(optax.adam(0.1).init(PARAMS))
+        is None
+    )
     assert averaged_params(sync_replicas(IDENTITY, 2).init(PARAMS)) is None
 
 
@@ -207,7 +223,11 @@ def test_a_checkpoint_in_the_middle_of_a_round(tmp_path):
 
 
 def test_a_round_that_was_begun_for_more_replicas_ends_when_fewer_are_wanted():
-    _, state = run(sync_replicas(IDENTITY, 4), PARAMS, [{"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([3.0, 2.0])}])
+    _, state = run(
+        sync_replicas(IDENTITY, 4),
+        PARAMS,
+        [{"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([3.0, 2.0])}],
+    )
     updates, state = compiled(2)[1]({"w": jnp.full(2, np.nan)}, state, PARAMS, contributions=0)
     assert updates["w"].tolist() == [2.0, 2.0]
     assert counts(state) == (0, 2, 1, 0)
@@ -242,7 +262,9 @@ def test_state_and_parameters_share_no_memory_and_can_be_given_away():
 
 def test_a_step_is_an_arrival():
     transform = sync_replicas(optimizers.gradient_descent(0.5), 2)
-    step = jax.jit(make_step(lambda params, batch, rng: jnp.sum(params["w"] * batch["x"]), transform))
+    step = jax.jit(
+        make_step(lambda params, batch, rng: jnp.sum(params["w"] * batch["x"]), transform)
+    )
     state, seen = TrainState.create(PARAMS, transform), []
     for x in (1.0, 3.0, 5.0):
         state, metrics = step(state, {"x": jnp.full(2, x)})
@@ -255,10 +277,14 @@ def test_a_step_is_an_arrival():
 
 def test_guards_before_and_behind():
     bad, good = {"w": jnp.array([np.nan, 1.0])}, {"w": jnp.array([2.0, 4.0])}
-    params, state = run(guard(sync_replicas(optimizers.gradient_descent(1.0), 2)), PARAMS, [good, bad, good])
+    params, state = run(
+        guard(sync_replicas(optimizers.gradient_descent(1.0), 2)), PARAMS, [good, bad, good]
+    )
     assert params["w"].tolist() == [-1.0, -6.0]  # the bad one never arrived
     assert (int(skipped_updates(state)), *counts(state)) == (1, 0, 2, 1, 0)
-    params, state = run(sync_replicas(guard(optimizers.gradient_descent(1.0)), 2), PARAMS, [bad, good])
+    params, state = run(
+        sync_replicas(guard(optimizers.gradient_descent(1.0)), 2), PARAMS, [bad, good]
+    )
     assert params["w"].tolist() == [1.0, -2.0]  # the whole round was bad
     assert (int(skipped_updates(state)), *counts(state)) == (1, 0, 2, 1, 0)
     assert state.sums["w"].tolist() == [0.0, 0.0]  # and leaves no NaN behind
@@ -300,19 +326,28 @@ def test_rows_pass_if_one_replica_is_enough(averages):
     assert isinstance(updates["t"], Rows)
     assert_same(apply_updates(params, updates), params)
     state = TrainState.create(TABLES, transform)
-    state, _ = jax.jit(make_step(looked_up, transform))(state, {"ids": jnp.array([1, 3])})  # no warning
+    state, _ = jax.jit(make_step(looked_up, transform))(
+        state, {"ids": jnp.array([1, 3])}
+    )  # no warning
     np.testing.assert_array_equal(state.params["t"][0], TABLES["t"][0])
     assert (state.params["t"][1] != TABLES["t"][1]).all()
 
 
 def test_rows_are_not_summed_but_may_be_made_whole():
     transform = sync_replicas(optimizers.gradient_descent(0.1), 2)
-    with pytest.raises(TypeError, match=r"gradient of t is Rows, which sync_replicas cannot sum.*densify\(\) before"):
+    with pytest.raises(
+        TypeError,
+        match=r"gradient of t is Rows, which sync_replicas cannot sum.*densify\(\) before",
+    ):
         transform.update(READ, transform.init(TABLES), TABLES)
     params, _ = run(optax.chain(densify(), transform), TABLES, [READ] * 2)
-    np.testing.assert_allclose(params["t"], TABLES["t"] - 0.1 * READ["t"].to_dense(TABLES["t"]), rtol=1e-6)
+    np.testing.assert_allclose(
+        params["t"], TABLES["t"] - 0.1 * READ["t"].to_dense(TABLES["t"]), rtol=1e-6
+    )
     step = make_step(looked_up, transform)
-    with pytest.warns(UserWarning, match="does not know Rows, so the gradients of tables are made whole"):
+    with pytest.warns(
+        UserWarning, match="does not know Rows, so the gradients of tables are made whole"
+    ):
         step(TrainState.create(TABLES, transform), {"ids": jnp.array([1, 3])})
 
 
@@ -338,14 +373,29 @@ def test_numbers_of_replicas_are_checked(arguments, message):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"contributions": 6}, "contributions must be a whole number of replicas from 0 to 5, got 6"),
-        ({"contributions": -1}, "contributions must be a whole number of replicas from 0 to 5, got -1"),
+        (
+            {"contributions": 6},
+            "contributions must be a whole number of replicas from 0 to 5, got 6",
+        ),
+        (
+            {"contributions": -1},
+            "contributions must be a whole number of replicas from 0 to 5, got -1",
+        ),
         ({"contributions": 0.5}, "contributions must be a whole number .* got 0.5"),
         ({"contributions": np.float32(np.nan)}, "contributions must be a whole number .* got nan"),
-        ({"contributions": jnp.ones(3)}, r"contributions must be one number, got an array of shape \(3,\)"),
-        ({"local_step": -1}, "local_step must be a whole number of updates, or None for the newest, got -1"),
+        (
+            {"contributions": jnp.ones(3)},
+            r"contributions must be one number, got an array of shape \(3,\)",
+        ),
+        (
+            {"local_step": -1},
+            "local_step must be a whole number of updates, or None for the newest, got -1",
+        ),
         ({"local_step": np.inf}, "local_step must be a whole number .* got inf"),
-        ({"local_step": jnp.zeros((1, 2))}, r"local_step must be one number, got an array of shape \(1, 2\)"),
+        (
+            {"local_step": jnp.zeros((1, 2))},
+            r"local_step must be one number, got an array of shape \(1, 2\)",
+        ),
     ],
 )
 def test_arguments_of_an_arrival_are_checked(extra, message):
@@ -362,19 +412,33 @@ def test_what_does_not_fit_is_named():
             sync_replicas(IDENTITY, 2, averages=decay)
     transform, averaging = sync_replicas(IDENTITY, 2), sync_replicas(IDENTITY, 2, averages=0.9)
     state = transform.init(PARAMS)
-    with pytest.raises(ValueError, match=r"not one of sync_replicas, but EmptyState: init\(params\) starts anew"):
+    with pytest.raises(
+        ValueError, match=r"not one of sync_replicas, but EmptyState: init\(params\) starts anew"
+    ):
         transform.update(PARAMS, IDENTITY.init(PARAMS), PARAMS)
-    with pytest.raises(ValueError, match="with other arguments: it keeps sums of gradients and no averages"):
+    with pytest.raises(
+        ValueError, match="with other arguments: it keeps sums of gradients and no averages"
+    ):
         averaging.update(PARAMS, state, PARAMS)
-    with pytest.raises(ValueError, match=r"averages are of the parameters: call update\(gradients, state, params\)"):
+    with pytest.raises(
+        ValueError, match=r"averages are of the parameters: call update\(gradients, state, params\)"
+    ):
         averaging.update(PARAMS, averaging.init(PARAMS))
     with pytest.raises(ValueError, match="gradients and parameters differ: gradients have no w"):
         transform.update({"v": jnp.ones(2)}, state, PARAMS)
-    with pytest.raises(ValueError, match=r"differ at w: gradient has shape \(3,\), parameter \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"differ at w: gradient has shape \(3,\), parameter \(2,\)"
+    ):
         transform.update({"w": jnp.ones(3)}, state, PARAMS)
 
 
 def test_the_names_of_the_reference_lead_here():
-    for name in ("SyncReplicas", "tf.compat.v1.train.SyncReplicasOptimizer", "SyncReplicasOptimizerV2"):
+    for name in (
+        "SyncReplicas",
+        "tf.compat.v1.train.SyncReplicasOptimizer",
+        "SyncReplicasOptimizerV2",
+    ):
         assert find(name)[1].ours == ("ftrain.optimizers.sync_replicas",)
-    assert find("SyncReplicasOptimizer.get_init_tokens_op")[1].ours == ("ftrain.optimizers.arrivals",)
+    assert find("SyncReplicasOptimizer.get_init_tokens_op")[1].ours == (
+        "ftrain.optimizers.arrivals",
+    )

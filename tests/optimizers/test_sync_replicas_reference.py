@@ -56,7 +56,9 @@ def test_the_means_are_those_of_the_references_accumulator(needed):
     for n, (gradient, step) in enumerate(zip(GRADIENTS, steps, strict=True)):
         stale += step < applied
         updates, state = update({"w": jnp.array(gradient)}, state, PARAMS, local_step=step)
-        np.testing.assert_allclose(updates["w"], taken.get(n, [0.0, 0.0]), rtol=2e-7)  # XLA multiplies by 1 / n
+        np.testing.assert_allclose(
+            updates["w"], taken.get(n, [0.0, 0.0]), rtol=2e-7
+        )  # XLA multiplies by 1 / n
         applied += n in taken
         assert (counts(state)[2], counts(state)[3]) == (applied, stale)
 
@@ -109,8 +111,14 @@ def simulate(needed, total, seed, spare=0, length=40):
     `spare` tokens more than the first round needs let workers begin a second batch before it is over.
     """
     rng = np.random.default_rng(seed)
-    accumulator, tokens, paused = Accumulator(needed), deque([0] * (max(0, needed - total) + spare)), deque()
-    busy = [(rng.exponential(), worker, 0) for worker in range(total)]  # when each is done, and its local step
+    accumulator, tokens, paused = (
+        Accumulator(needed),
+        deque([0] * (max(0, needed - total) + spare)),
+        deque(),
+    )
+    busy = [
+        (rng.exponential(), worker, 0) for worker in range(total)
+    ]  # when each is done, and its local step
     heapq.heapify(busy)
     for _ in range(length):
         now, worker, step = heapq.heappop(busy)
@@ -143,13 +151,19 @@ def test_workers_that_come_in_any_order_get_the_updates_of_the_model(needed, tot
 
 def test_backup_replicas_are_dropped_and_lone_ones_contribute_several_batches():
     slow = [step for _, step, _ in simulate(3, 5, seed=1)]
-    assert slow != sorted(slow)  # the simulator does make stale gradients, or nothing above would be tested
+    assert slow != sorted(
+        slow
+    )  # the simulator does make stale gradients, or nothing above would be tested
     means = [mean is not None for _, _, mean in simulate(4, 1, seed=1)]
     assert means == [n % 4 == 3 for n in range(40)]
 
 
 ARRIVALS = st.lists(
-    st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(-2, 2)), st.sampled_from([np.nan, np.inf, 1e38])),
+    st.tuples(
+        st.integers(0, 5),
+        st.one_of(st.none(), st.integers(-2, 2)),
+        st.sampled_from([np.nan, np.inf, 1e38]),
+    ),
     max_size=25,
 )
 
@@ -162,11 +176,22 @@ def test_any_arrivals_give_what_the_model_gives(needed, sequence):
     for n, (count, lag, poison) in enumerate(sequence):
         step = None if lag is None else max(0, accumulator.step + lag)
         is_stale = step is not None and step < accumulator.step
-        gradient = np.float32([n + 0.1, -n]) if count and not is_stale else np.full(2, poison, np.float32)
+        gradient = (
+            np.float32([n + 0.1, -n]) if count and not is_stale else np.full(2, poison, np.float32)
+        )
         held = len(accumulator.held)
         mean = accumulator.push(gradient, count, step)
         aggregated = held + count if mean is not None else aggregated
         extra = {} if step is None else {"local_step": step}
-        updates, state = update({"w": jnp.array(gradient)}, state, PARAMS, contributions=count, **extra)
-        np.testing.assert_allclose(updates["w"], np.zeros(2) if mean is None else mean, rtol=1e-6, atol=1e-6)
-        assert counts(state) == (len(accumulator.held), aggregated, accumulator.step, accumulator.dropped)
+        updates, state = update(
+            {"w": jnp.array(gradient)}, state, PARAMS, contributions=count, **extra
+        )
+        np.testing.assert_allclose(
+            updates["w"], np.zeros(2) if mean is None else mean, rtol=1e-6, atol=1e-6
+        )
+        assert counts(state) == (
+            len(accumulator.held),
+            aggregated,
+            accumulator.step,
+            accumulator.dropped,
+        )

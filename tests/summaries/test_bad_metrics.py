@@ -12,7 +12,11 @@ import pytest
 from ftrain.summaries import MetricsFile, read_metrics
 
 ROOT = Path(__file__).parents[2]
-GOOD = [b'{"step": 1,   "loss": 0.50}\n', b'{"loss": 1e-1, "step": 2}\r\n', '{"step": 3, "text": "é"}\n'.encode()]
+GOOD = [
+    b'{"step": 1,   "loss": 0.50}\n',
+    b'{"loss": 1e-1, "step": 2}\r\n',
+    '{"step": 3, "text": "é"}\n'.encode(),
+]
 BAD = {
     "no UTF-8": b'{"step": 1, "text": "\xff\xfe"}',
     "a step of text": b'{"step": "x"}',
@@ -36,19 +40,26 @@ def test_a_bad_line_is_moved_aside_and_the_good_ones_keep_their_bytes(tmp_path, 
     path.write_bytes(b"".join([*GOOD[:place], bad + b"\n", *GOOD[place:]]))
     with pytest.warns(UserWarning, match=rf"line {place + 1} cannot be read"):
         assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
-    with pytest.warns(UserWarning, match=rf"metrics\.jsonl: line {place + 1} cannot be .*moved to") as warned:
+    with pytest.warns(
+        UserWarning, match=rf"metrics\.jsonl: line {place + 1} cannot be .*moved to"
+    ) as warned:
         MetricsFile(path, start_step=2).close()
     assert len(warned) == 1
     assert path.read_bytes() == b"".join(GOOD[:2])
     assert path.with_name("metrics.jsonl.bad").read_bytes() == bad + b"\n"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["metrics.jsonl", "metrics.jsonl.bad"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "metrics.jsonl",
+        "metrics.jsonl.bad",
+    ]
 
 
 def test_one_warning_counts_many_bad_lines_and_earlier_ones_stay_aside(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for lines in (2, 3):
         path.write_bytes(GOOD[0] + b"bad\n" * lines + b"\n" + GOOD[1])
-        with pytest.warns(UserWarning, match=rf"{lines} lines, the first is line 2, cannot") as warned:
+        with pytest.warns(
+            UserWarning, match=rf"{lines} lines, the first is line 2, cannot"
+        ) as warned:
             MetricsFile(path, start_step=9).close()
         assert len(warned) == 1
         assert path.read_bytes() == b"".join(GOOD[:2])
@@ -113,4 +124,6 @@ def test_a_line_of_100_mb_takes_no_more_memory_than_the_limit(tmp_path):
         file.write(b'"}\n' + GOOD[1])
     subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), path], check=True, cwd=ROOT)
     assert path.read_bytes() == b"".join(GOOD[:2])
-    assert path.with_name("metrics.jsonl.bad").stat().st_size == (100 << 20) + len(b'{"step": 1, "text": ""}\n')
+    assert path.with_name("metrics.jsonl.bad").stat().st_size == (100 << 20) + len(
+        b'{"step": 1, "text": ""}\n'
+    )

@@ -23,9 +23,15 @@ def test_tensorboard_reads_scalars_and_texts(tmp_path):
         writer.write(step, {"loss": 1 / step, "sample": f"text {step}"})
     writer.close()
     accumulator = accumulate(tmp_path)
-    assert [(e.step, pytest.approx(e.value)) for e in accumulator.Scalars("loss")] == [(10, 0.1), (20, 0.05)]
+    assert [(e.step, pytest.approx(e.value)) for e in accumulator.Scalars("loss")] == [
+        (10, 0.1),
+        (20, 0.05),
+    ]
     texts = accumulator.Tensors("sample")
-    assert [(e.step, e.tensor_proto.string_val[0]) for e in texts] == [(10, b"text 10"), (20, b"text 20")]
+    assert [(e.step, e.tensor_proto.string_val[0]) for e in texts] == [
+        (10, b"text 10"),
+        (20, b"text 20"),
+    ]
     assert accumulator.SummaryMetadata("sample").plugin_data.plugin_name == "text"
 
 
@@ -44,7 +50,11 @@ def test_a_resumed_run_replaces_the_steps_it_takes_again(tmp_path):
     second = SummaryWriter(tmp_path, start_step=200)
     second.write(300, {"loss": -300.0})
     second.close()
-    assert [(e.step, e.value) for e in accumulate(tmp_path).Scalars("loss")] == [(100, 100), (200, 200), (300, -300)]
+    assert [(e.step, e.value) for e in accumulate(tmp_path).Scalars("loss")] == [
+        (100, 100),
+        (200, 200),
+        (300, -300),
+    ]
 
 
 def test_a_run_that_starts_anew_replaces_everything(tmp_path):
@@ -60,8 +70,17 @@ def test_metrics_are_lines_of_strict_json(tmp_path):
     file = MetricsFile(path)
     file.write(1, {"loss": 0.5, "bad": math.nan, "worse": -math.inf, "sample": "a\nb"})
     file.close()
-    line = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert line | {"time": 0} == {"step": 1, "time": 0, "loss": 0.5, "bad": "nan", "worse": "-inf", "sample": "a\nb"}
+    line = json.loads(
+        path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
+    )
+    assert line | {"time": 0} == {
+        "step": 1,
+        "time": 0,
+        "loss": 0.5,
+        "bad": "nan",
+        "worse": "-inf",
+        "sample": "a\nb",
+    }
 
 
 def test_a_resumed_run_drops_later_lines_and_a_torn_one(tmp_path):

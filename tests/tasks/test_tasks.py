@@ -20,7 +20,12 @@ def learn(task, steps, batch_size, learning_rate):
     pipeline = Pipeline(task.source, batch_size=batch_size)
     optimizer = optimizers.adam(learning_rate)
     state = train(
-        task.loss_fn, params, pipeline, optimizer=optimizer, steps=steps, hooks=[Logging(write=lambda line: None)]
+        task.loss_fn,
+        params,
+        pipeline,
+        optimizer=optimizer,
+        steps=steps,
+        hooks=[Logging(write=lambda line: None)],
     )
     return task.evaluate(params), task.evaluate(state.params)
 
@@ -81,7 +86,10 @@ def test_the_transformer_sees_no_future():
     [
         (lambda: digits(channels=0), "channels must be >= 1, got 0"),
         (lambda: digits(dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
-        (lambda: source_lm(width=30, heads=4), "width must be a multiple of 2 \\* heads = 8, got 30"),
+        (
+            lambda: source_lm(width=30, heads=4),
+            "width must be a multiple of 2 \\* heads = 8, got 30",
+        ),
         (lambda: source_lm(layers=0), "layers must be >= 1, got 0"),
         (lambda: source_lm(heads=0), "heads must be >= 1, got 0"),
         (lambda: source_lm(sample_bytes=-9), "sample_bytes must be >= 0, got -9"),

@@ -28,18 +28,28 @@ def stand_in(module: str, name: str, **fields):
 
 
 def test_params_with_leaves_that_are_no_arrays_name_them_and_the_way_out(pipeline, tmp_path):
-    model = stand_in("equinox._module._module", "Module", axis="batch", act=jnp.tanh, weight=jnp.ones(3), bias=None)
+    model = stand_in(
+        "equinox._module._module",
+        "Module",
+        axis="batch",
+        act=jnp.tanh,
+        weight=jnp.ones(3),
+        bias=None,
+    )
     expected = (
         r"params must be a tree of arrays: leaf params/axis is a str, 'batch'; leaf params/act is a .*; "
         r"`params, static = eqx.partition\(model, eqx.is_array\)`, and in the loss `model = eqx.combine\("
     )
     with pytest.raises(TypeError, match=expected):
-        ftrain.train(loss_fn, model, pipeline, optimizer=adam(0.1), steps=1, directory=tmp_path / "run")
+        ftrain.train(
+            loss_fn, model, pipeline, optimizer=adam(0.1), steps=1, directory=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
     with pytest.raises(TypeError, match=expected):
         TrainState.create(model, adam(0.1))
     with pytest.raises(
-        TypeError, match=r"model_state must be a tree of arrays: leaf model_state/a is a str, 'x'; pass"
+        TypeError,
+        match=r"model_state must be a tree of arrays: leaf model_state/a is a str, 'x'; pass",
     ):
         TrainState.create(init_params(), adam(0.1), model_state={"a": "x"})
 
@@ -57,23 +67,40 @@ def test_params_with_leaves_that_are_no_arrays_name_them_and_the_way_out(pipelin
             "Module",
             r"is a flax.nnx.Module \(Mine\).*split it, `graphdef, params = nnx.split\(model\)`",
         ),
-        ("flax.linen.module", "Module", r"is a flax.linen.Module .*pass `model.init\(rng, inputs\)\[\"params\"\]`"),
+        (
+            "flax.linen.module",
+            "Module",
+            r"is a flax.linen.Module .*pass `model.init\(rng, inputs\)\[\"params\"\]`",
+        ),
     ],
 )
 def test_objects_of_libraries_are_called_what_they_are(pipeline, module, name, expected):
     with pytest.raises(TypeError, match=expected):
-        ftrain.train(loss_fn, stand_in(module, name, w=jnp.ones(3)), pipeline, optimizer=adam(0.1), steps=1)
+        ftrain.train(
+            loss_fn, stand_in(module, name, w=jnp.ones(3)), pipeline, optimizer=adam(0.1), steps=1
+        )
 
 
 def test_a_state_in_the_place_of_params_is_refused(pipeline):
-    with pytest.raises(TypeError, match=r"params is a ftrain.TrainState .*pass its `params`; to go on from a state"):
-        ftrain.train(loss_fn, TrainState.create(init_params(), adam(0.1)), pipeline, optimizer=adam(0.1), steps=1)
+    with pytest.raises(
+        TypeError, match=r"params is a ftrain.TrainState .*pass its `params`; to go on from a state"
+    ):
+        ftrain.train(
+            loss_fn,
+            TrainState.create(init_params(), adam(0.1)),
+            pipeline,
+            optimizer=adam(0.1),
+            steps=1,
+        )
 
 
 def test_a_state_of_flax_in_the_place_of_a_state_is_refused(pipeline):
     state = stand_in("flax.training.train_state", "TrainState", params=jnp.ones(3))
     step = ftrain.make_step(loss_fn, adam(0.1))
-    with pytest.raises(TypeError, match=r"got flax's TrainState; make ftrain's"), ftrain.Run(step, state, pipeline):
+    with (
+        pytest.raises(TypeError, match=r"got flax's TrainState; make ftrain's"),
+        ftrain.Run(step, state, pipeline),
+    ):
         pass
 
 
@@ -93,8 +120,17 @@ def test_other_leaves_are_refused(leaf, expected):
 
 
 def test_arrays_numbers_and_none_are_leaves():
-    params = {"a": np.ones(2), "b": 1.0, "c": None, "d": jnp.ones((), jnp.bfloat16), "e": np.float32(2)}
-    assert len(jax.tree.leaves(TrainState.create(params, optax.sgd(0.1), seed=np.int64(3)).params)) == 4
+    params = {
+        "a": np.ones(2),
+        "b": 1.0,
+        "c": None,
+        "d": jnp.ones((), jnp.bfloat16),
+        "e": np.float32(2),
+    }
+    assert (
+        len(jax.tree.leaves(TrainState.create(params, optax.sgd(0.1), seed=np.int64(3)).params))
+        == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +150,9 @@ def test_what_is_no_optimizer_is_refused(pipeline, optimizer, expected):
 def test_a_model_of_equinox_trains_once_it_is_partitioned(pipeline):
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(3, "scalar", 4, 1, key=jax.random.key(0))
-    with pytest.raises(TypeError, match=r"leaf params/activation is a .*eqx.partition\(model, eqx.is_array\)"):
+    with pytest.raises(
+        TypeError, match=r"leaf params/activation is a .*eqx.partition\(model, eqx.is_array\)"
+    ):
         ftrain.train(loss_fn, model, pipeline, optimizer=adam(0.1), steps=1)
     params, static = eqx.partition(model, eqx.is_array)
 

@@ -35,7 +35,9 @@ def changed(change):
     ("change", "message"),
     [
         (
-            lambda state: state.replace(params=state.params | {"w": state.params["w"].astype(jnp.bfloat16)}),
+            lambda state: state.replace(
+                params=state.params | {"w": state.params["w"].astype(jnp.bfloat16)}
+            ),
             r"leaf params/w is bfloat16\[3\] after it, and float32\[3\] before",
         ),
         (
@@ -62,19 +64,29 @@ def test_a_step_with_a_metric_that_is_no_scalar(pipeline):
         state, metrics = STEP(state, batch)
         return state, metrics | {"errors": jnp.zeros(8)}
 
-    with pytest.raises(ValueError, match=r"metric errors must be a scalar, got shape \(8,\); take its mean"):
+    with pytest.raises(
+        ValueError, match=r"metric errors must be a scalar, got shape \(8,\); take its mean"
+    ):
         drive(pipeline, step)
 
 
 def test_a_step_without_metrics_is_fine(pipeline):
-    assert drive(pipeline, lambda state, batch: (STEP(state, batch)[0], {}), [StopAtStep(30)], fuse=4).steps_taken == 30
+    assert (
+        drive(
+            pipeline, lambda state, batch: (STEP(state, batch)[0], {}), [StopAtStep(30)], fuse=4
+        ).steps_taken
+        == 30
+    )
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
 def test_a_batch_of_another_dtype(pipeline, fuse):
     batches = [pipeline.batch(step) for step in range(9)]
     batches[6]["y"] = batches[6]["y"].astype(np.int32)
-    with pytest.raises(ValueError, match=r"batch of step 7 has other dtypes .* y is int32\[8\], it was float32\[8\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"batch of step 7 has other dtypes .* y is int32\[8\], it was float32\[8\]",
+    ):
         drive(batches, fuse=fuse)
 
 
@@ -90,7 +102,9 @@ def test_a_batch_of_other_names(pipeline, fuse):
 def test_a_smaller_last_batch_is_trained_on_and_said(pipeline, fuse):
     batches = [pipeline.batch(step) for step in range(11)]
     batches[-1] = {name: array[:3] for name, array in batches[-1].items()}
-    with pytest.warns(UserWarning, match=r"batch of step 11 .* x is float32\[3, 3\], it was float32\[8, 3\]"):
+    with pytest.warns(
+        UserWarning, match=r"batch of step 11 .* x is float32\[3, 3\], it was float32\[8, 3\]"
+    ):
         loop = drive(batches, fuse=fuse)
     assert loop.steps_taken == 11
     assert loop.stop_reason == "the data ended"
@@ -109,7 +123,9 @@ def test_no_data_at_all(capsys):
 
 
 def test_data_that_are_no_data():
-    with pytest.raises(TypeError, match="data must be a Pipeline or an iterable of batches, got int"):
+    with pytest.raises(
+        TypeError, match="data must be a Pipeline or an iterable of batches, got int"
+    ):
         drive(7)
 
 

@@ -42,7 +42,9 @@ def bits(state):
 
 def train(data, hooks, loss=diverging, **options):
     step = make_step(loss, COUNTING, clip_global_norm=None)
-    state = TrainState.create({"w": jnp.zeros(3), "b": jnp.zeros(()), "count": jnp.zeros(())}, COUNTING)
+    state = TrainState.create(
+        {"w": jnp.zeros(3), "b": jnp.zeros(()), "count": jnp.zeros(())}, COUNTING
+    )
     with Loop(step, state, data, hooks=hooks, **options) as loop:
         while not loop.should_stop():
             loop.advance()
@@ -52,7 +54,8 @@ def train(data, hooks, loss=diverging, **options):
 def small(pipeline):
     """Batches so small that a rate of one does not diverge by itself."""
     return type(pipeline)(
-        ftrain.data.ArraySource({k: v * 0.1 for k, v in pipeline.source.arrays.items()}), batch_size=8
+        ftrain.data.ArraySource({k: v * 0.1 for k, v in pipeline.source.arrays.items()}),
+        batch_size=8,
     )
 
 
@@ -69,7 +72,9 @@ def test_a_bundle_holds_the_state_before_the_step_and_its_batch(pipeline, tmp_pa
 
     crash = read_crash(tmp_path)
     step = make_step(diverging, COUNTING)
-    expected = TrainState.create({"w": jnp.zeros(3), "b": jnp.zeros(()), "count": jnp.zeros(())}, COUNTING)
+    expected = TrainState.create(
+        {"w": jnp.zeros(3), "b": jnp.zeros(()), "count": jnp.zeros(())}, COUNTING
+    )
     like = expected
     compiled = jax.jit(step)
     for number in range(22):
@@ -93,17 +98,23 @@ def test_a_bundle_holds_the_state_before_the_step_and_its_batch(pipeline, tmp_pa
 
 
 def test_locate_names_the_first_leaf_in_the_error(pipeline):
-    with pytest.raises(NotFiniteError, match=r"at step 23; .*\nIt began in gradients/count \(nan\)\."):
+    with pytest.raises(
+        NotFiniteError, match=r"at step 23; .*\nIt began in gradients/count \(nan\)\."
+    ):
         train(small(pipeline), [StopOnNaN(locate=True)], fuse=8)
 
 
 def test_locate_works_where_the_run_is_only_stopped(pipeline):
     step = make_step(diverging, COUNTING)
     state = TrainState.create(counting(init_params()), COUNTING)
-    with Loop(step, state, small(pipeline), hooks=[StopOnNaN(action="stop", locate=True)], fuse=8) as loop:
+    with Loop(
+        step, state, small(pipeline), hooks=[StopOnNaN(action="stop", locate=True)], fuse=8
+    ) as loop:
         while not loop.should_stop():
             loop.advance()
-    assert loop.stop_reason.startswith("gradient_norm is nan at step 23\nIt began in gradients/count (nan).")
+    assert loop.stop_reason.startswith(
+        "gradient_norm is nan at step 23\nIt began in gradients/count (nan)."
+    )
 
 
 def test_a_stopped_run_does_not_save_what_is_not_finite(pipeline, tmp_path):
@@ -129,7 +140,9 @@ def test_data_that_cannot_be_asked_keep_the_batch_and_the_newest_state(pipeline,
     crash = read_crash(tmp_path, 23)
     np.testing.assert_array_equal(crash.batch(like=batches[0])["x"], batches[22]["x"])
     assert crash.facts["state_step"] == 20
-    assert crash.facts["notes"] == ["steps 21 to 22 cannot be taken again: the data cannot be asked for a step"]
+    assert crash.facts["notes"] == [
+        "steps 21 to 22 cannot be taken again: the data cannot be asked for a step"
+    ]
 
 
 def test_an_exception_in_the_step_keeps_the_state_too(pipeline, tmp_path):
@@ -170,11 +183,16 @@ def test_an_exception_while_tracing_keeps_the_very_state(pipeline, tmp_path):
 
     def run():
         state = TrainState.create(init_params(), ADAM)
-        with Loop(make_step(late, ADAM), state, batches, hooks=[CrashBundle(tmp_path)], fuse=1) as loop:
+        with Loop(
+            make_step(late, ADAM), state, batches, hooks=[CrashBundle(tmp_path)], fuse=1
+        ) as loop:
             while not loop.should_stop():
                 loop.advance()
 
-    with pytest.warns(UserWarning, match="batch of step 3"), pytest.raises(ValueError, match="no batches of four"):
+    with (
+        pytest.warns(UserWarning, match="batch of step 3"),
+        pytest.raises(ValueError, match="no batches of four"),
+    ):
         run()
     assert read_crash(tmp_path).facts["state_step"] == 2
 
@@ -201,7 +219,9 @@ def test_a_crash_that_was_not_is_named(pipeline, tmp_path):
 
 def test_taking_steps_again_has_a_limit(pipeline):
     program, state = Program(make_step(loss_fn, ADAM)), TrainState.create(init_params(), ADAM)
-    with pytest.raises(ReplayError, match=r"taking steps 1 to 99999 again takes longer than 0.01 s"):
+    with pytest.raises(
+        ReplayError, match=r"taking steps 1 to 99999 again takes longer than 0.01 s"
+    ):
         forward(program, state, pipeline, 100_000, limit=0.01)
 
 
@@ -211,7 +231,15 @@ def test_a_run_in_a_directory_keeps_crashes_by_itself(pipeline, tmp_path):
 
     quiet = ftrain.hooks.Logging(write=lambda line: None)
     with pytest.raises(NotFiniteError):
-        ftrain.train(loss, init_params(), pipeline, optimizer=ADAM, steps=9, directory=tmp_path, hooks=[quiet])
+        ftrain.train(
+            loss,
+            init_params(),
+            pipeline,
+            optimizer=ADAM,
+            steps=9,
+            directory=tmp_path,
+            hooks=[quiet],
+        )
     assert read_crash(tmp_path).step == 1
 
 

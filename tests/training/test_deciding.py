@@ -16,7 +16,10 @@ def company(monkeypatch):
 
 
 def decided(run, **proposal):
-    return {"decided": {"stop": "enough", "interrupted": False, "by": 0, "run": run} | proposal, "step": 3}
+    return {
+        "decided": {"stop": "enough", "interrupted": False, "by": 0, "run": run} | proposal,
+        "step": 3,
+    }
 
 
 def test_all_stop_at_the_step_that_was_decided_on(company):
@@ -57,5 +60,7 @@ def test_a_stop_that_is_asked_for_before_the_start_is_proposed_then(company):
 def test_programs_that_differ_are_shown_where_they_do(company, monkeypatch):
     told = iter([["a", "b", "a"], ["same\nours", "same\ntheirs", ""]])
     monkeypatch.setattr(company, "gather", lambda name, value, limit: next(told))
-    with pytest.raises(MismatchError, match="at process 1 than at process 0: 'theirs' instead of 'ours'"):
+    with pytest.raises(
+        MismatchError, match="at process 1 than at process 0: 'theirs' instead of 'ours'"
+    ):
         check_program(company, 1, "same\nours")

@@ -51,7 +51,10 @@ class Spy(Hook):
 
     def watch(self, metrics):
         if self.watches:
-            self.seen.extend(("watch", step, metrics.row(step)) for step in range(metrics.first, metrics.last + 1))
+            self.seen.extend(
+                ("watch", step, metrics.row(step))
+                for step in range(metrics.first, metrics.last + 1)
+            )
 
     def after_step(self, report):
         state = bits(report.state) if self.needs_state else None
@@ -99,7 +102,12 @@ def test_hooks_see_the_same_in_many_runs(spies, publishing, fuse, start):
 
 def check_that_hooks_see_the_same(spies, publishing, fuse, start):
     def observe(fuse):
-        hooks = [Publisher(publishing), *(Spy(*options) for options in spies), StopOnNaN(), StopAtStep(STEPS)]
+        hooks = [
+            Publisher(publishing),
+            *(Spy(*options) for options in spies),
+            StopOnNaN(),
+            StopAtStep(STEPS),
+        ]
         loop = run(hooks, fuse, start)
         return bits(loop.state), loop.steps_taken, [hook.seen for hook in hooks[1:-2]]
 
@@ -109,7 +117,9 @@ def check_that_hooks_see_the_same(spies, publishing, fuse, start):
     for one, other in zip(single[2], fused[2], strict=True):
         # What is told as it comes keeps its order; between the two kinds it may differ for hooks that need no state.
         for kind in ("watch", "after", "end"):
-            assert [each for each in other if each[0] == kind] == [each for each in one if each[0] == kind]
+            assert [each for each in other if each[0] == kind] == [
+                each for each in one if each[0] == kind
+            ]
 
 
 @pytest.mark.parametrize("fuse", [7, "auto"])
@@ -203,7 +213,9 @@ def test_a_hook_that_changes_batches_turns_fusing_off_and_that_is_said(fuse):
     notices = Notices()
     loop = run([FeedBatch(lambda step: {}), notices, StopAtStep(30)], fuse)
     assert compiled_lengths(loop) == [1]
-    assert notices.texts == ["steps are not fused: before each of them a hook changes the batch (FeedBatch)"]
+    assert notices.texts == [
+        "steps are not fused: before each of them a hook changes the batch (FeedBatch)"
+    ]
 
 
 class StopAtNotice(Notices):
@@ -246,7 +258,9 @@ def test_auto_leaves_steps_alone_that_gain_nothing(monkeypatch):
     monkeypatch.setattr(fusing, "LEAST_GAIN", 0.0)
     judged = []
     judge = fusing.Fuser.judge
-    monkeypatch.setattr(fusing.Fuser, "judge", lambda self, *taken: judged.append(1) or judge(self, *taken))
+    monkeypatch.setattr(
+        fusing.Fuser, "judge", lambda self, *taken: judged.append(1) or judge(self, *taken)
+    )
 
     class StopWhenJudged(Hook):
         when = every(steps=100)
@@ -264,13 +278,18 @@ def test_auto_does_not_fuse_what_would_give_other_bits(monkeypatch):
     monkeypatch.setattr(fusing, "first_difference", lambda one, other: "leaf params/w")
     notices = StopAtNotice()
     loop = run([notices, StopAtStep(5_000_000)], "auto")
-    assert notices.texts == ["steps are not fused: fused ones give other bits, in leaf params/w first"]
+    assert notices.texts == [
+        "steps are not fused: fused ones give other bits, in leaf params/w first"
+    ]
     assert loop._fuser.length == 1
 
 
 def test_convolutions_keep_their_bits_whatever_is_asked_for():
     rng = np.random.default_rng(0)
-    arrays = {"image": rng.random((64, 8, 8, 1), np.float32), "label": rng.integers(0, 10, 64).astype(np.int32)}
+    arrays = {
+        "image": rng.random((64, 8, 8, 1), np.float32),
+        "label": rng.integers(0, 10, 64).astype(np.int32),
+    }
     data = Pipeline(ArraySource(arrays), batch_size=16)
 
     def loss(params, batch, rng):
@@ -289,7 +308,9 @@ def test_convolutions_keep_their_bits_whatever_is_asked_for():
 
 def test_the_first_leaf_that_differs_is_named():
     state, metrics = make_state(), np.zeros((3, 2))
-    other = state.replace(params=state.params | {"w": state.params["w"].at[1].set(-0.0)})  # equal, but not as bits
+    other = state.replace(
+        params=state.params | {"w": state.params["w"].at[1].set(-0.0)}
+    )  # equal, but not as bits
     one = Taken(state, metrics, 1.0)
     assert first_difference(one, one) is None
     assert first_difference(one, Taken(other, metrics, 1.0)) == "leaf params/w"

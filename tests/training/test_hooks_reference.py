@@ -47,11 +47,21 @@ ERRORS = {
     "UnavailableError": lambda: jax.errors.JaxRuntimeError("UNAVAILABLE: gone"),
     "CancelledError": lambda: jax.errors.JaxRuntimeError("CANCELLED: cancelled"),
 }
-EVENTS = {"start": "begin", "begin": "after_create_session", "before": "before_run", "after": "after_run", "end": "end"}
+EVENTS = {
+    "start": "begin",
+    "begin": "after_create_session",
+    "before": "before_run",
+    "after": "after_run",
+    "end": "end",
+}
 
 
 def of(scenario, **wanted):
-    return [c for c in CASES if c["scenario"] == scenario and all(c.get(key) == value for key, value in wanted.items())]
+    return [
+        c
+        for c in CASES
+        if c["scenario"] == scenario and all(c.get(key) == value for key, value in wanted.items())
+    ]
 
 
 def runs_of(case):
@@ -69,7 +79,9 @@ def where(case, what):
     """Where the first event called `what` was recorded: by which hook, in which of our methods, at which step."""
     events = case["events"]
     number = next(n for n, event in enumerate(events) if event["event"] == what)
-    before = next(event for event in reversed(events[:number]) if event["who"] == events[number]["who"])
+    before = next(
+        event for event in reversed(events[:number]) if event["who"] == events[number]["who"]
+    )
     ours = {recorded: own for own, recorded in EVENTS.items()}
     return events[number]["who"], ours[before["event"]], before["global_step"]
 
@@ -79,7 +91,10 @@ def failing_hooks(case, events):
     raised = [event for event in case["events"] if event["event"] == "raise"]
     who, method, step = where(case, "raise")
     fails = (method, step, raised[0]["error"])
-    return [Recorder(n, events, fails=fails if n == who else None, times=len(raised)) for n in hooks_of(case)]
+    return [
+        Recorder(n, events, fails=fails if n == who else None, times=len(raised))
+        for n in hooks_of(case)
+    ]
 
 
 def number_in(case, pattern):
@@ -93,7 +108,11 @@ def clock_of(case, default=0.0):
 
 
 def name_of(case):
-    return ", ".join(str(case[key]) for key in ("description", "arguments", "save_steps", "session") if case.get(key))
+    return ", ".join(
+        str(case[key])
+        for key in ("description", "arguments", "save_steps", "session")
+        if case.get(key)
+    )
 
 
 def state_at(step=0):
@@ -106,7 +125,13 @@ class Recorder(Hook):
     when = every(steps=1)
 
     def __init__(self, name, events, *, fails=None, times=1, stops=None):
-        self.name, self.events, self.fails, self.times, self.stops = name, events, fails, times, stops
+        self.name, self.events, self.fails, self.times, self.stops = (
+            name,
+            events,
+            fails,
+            times,
+            stops,
+        )
         self.started = False
 
     def note(self, event, step, report=None):
@@ -187,12 +212,18 @@ def recorded(case, *, without=()):
         if event["who"] in without:
             continue
         plain = {
-            key: event[key] for key in ("who", "event", "global_step", "value", "returned", "error") if key in event
+            key: event[key]
+            for key in ("who", "event", "global_step", "value", "returned", "error")
+            if key in event
         }
         if event["who"] in ("with block", "constructor") and "error" in event:
             kinds = {"NanLossDuringTrainingError": NotFiniteError}
             kind = event["error"]
-            plain = {"who": "with block", "event": "error", "error": kinds.get(kind) or type(ERRORS[kind]())}
+            plain = {
+                "who": "with block",
+                "event": "error",
+                "error": kinds.get(kind) or type(ERRORS[kind]()),
+            }
         kept.append(plain)
     return kept
 
@@ -205,18 +236,25 @@ def test_call_order(case, pipeline):
     assert events == recorded(case)
 
 
-@pytest.mark.parametrize("case", [*of("request_stop in before_run"), *of("request_stop in after_run")], ids=name_of)
+@pytest.mark.parametrize(
+    "case", [*of("request_stop in before_run"), *of("request_stop in after_run")], ids=name_of
+)
 def test_a_stop_is_asked_for(case, pipeline):
     events = []
     who, method, step = where(case, "request_stop")
-    hooks = [Recorder(name, events, stops=(method, step) if name == who else None) for name in hooks_of(case)]
+    hooks = [
+        Recorder(name, events, stops=(method, step) if name == who else None)
+        for name in hooks_of(case)
+    ]
     drive(hooks, pipeline, events)
     assert events == recorded(case)
 
 
 def test_a_step_after_a_stop_is_refused(pipeline):
     (case,) = of("run after a stop was requested")
-    assert [event["error"] for event in case["events"] if event["event"] == "run again"] == ["RuntimeError"]
+    assert [event["error"] for event in case["events"] if event["event"] == "run again"] == [
+        "RuntimeError"
+    ]
     with Loop(STEP, state_at(), pipeline, fuse=1) as loop:
         loop.step()
         loop.request_stop("enough")
@@ -234,9 +272,16 @@ def test_feeds(case):
         return jnp.sum(params["b"]) + jnp.sum(10 * batch["x"] + batch["y"])
 
     batch = {"x": np.zeros(1, np.float32), "y": np.zeros(1, np.float32)}
-    batch |= {name: np.full(1, value, np.float32) for name, value in (case.get("caller_feed") or {}).items()}
+    batch |= {
+        name: np.full(1, value, np.float32)
+        for name, value in (case.get("caller_feed") or {}).items()
+    }
     feeds = [
-        FeedBatch(lambda step, feed=feed: {name: np.full(1, value, np.float32) for name, value in feed.items()})
+        FeedBatch(
+            lambda step, feed=feed: {
+                name: np.full(1, value, np.float32) for name, value in feed.items()
+            }
+        )
         for feed in case["hook_feeds"]
     ]
 
@@ -247,7 +292,9 @@ def test_feeds(case):
             seen.append(report.read("loss"))
 
     def run():
-        with Loop(make_step(loss, SGD), state_at(), [batch], hooks=[*feeds, Reader()], fuse=1) as loop:
+        with Loop(
+            make_step(loss, SGD), state_at(), [batch], hooks=[*feeds, Reader()], fuse=1
+        ) as loop:
             loop.step()
 
     names = [name for feed in case["hook_feeds"] for name in feed]
@@ -343,7 +390,9 @@ def checkpoints_on(case):
 def test_checkpoints(case, pipeline, tmp_path):
     """With the reference's timer, and saving what it starts with; by default ours saves at multiples of the step."""
     events, start = [], case.get("restored_global_step", 0)
-    names = sorted({event["who"] for event in case["events"] if event["who"].startswith("listener")})
+    names = sorted(
+        {event["who"] for event in case["events"] if event["who"].startswith("listener")}
+    )
     timing = {"steps": case["save_steps"]} if "save_steps" in case else {"secs": case["save_secs"]}
     saver = CheckpointSaver(
         tmp_path,
@@ -372,7 +421,9 @@ def test_a_listener_may_ask_to_stop(pipeline, tmp_path):
 
 def test_a_listener_may_ask_to_stop_before_the_first_step(pipeline, tmp_path):
     """The reference goes on."""
-    saver = CheckpointSaver(tmp_path, at_start=True, listeners=[Listener("listener", [], stop_at=0)])
+    saver = CheckpointSaver(
+        tmp_path, at_start=True, listeners=[Listener("listener", [], stop_at=0)]
+    )
     assert drive([saver], pipeline, []).steps_taken == 0
 
 
@@ -405,7 +456,9 @@ def test_summaries(case, pipeline, tmp_path):
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == expected
     (file,) = tmp_path.glob("events.out.tfevents.*")
     log = [event.step for event in read_events(file) if event.HasField("session_log")]
-    assert log == [event["global_step"] for event in case["events"] if event["event"] == "add_session_log"]
+    assert log == [
+        event["global_step"] for event in case["events"] if event["event"] == "add_session_log"
+    ]
 
 
 @pytest.mark.parametrize("case", of("StepCounterHook"), ids=name_of)
@@ -423,17 +476,27 @@ def test_speed(case, pipeline):
         if event["event"] == "add_summary"
     ]
     counter = StepCounter(when=timer(steps=case["every_n_steps"]))
-    drive([Ticking(clock), counter, Receiver(), StopAtStep(expected[-1][0])], pipeline, [], start=start, clock=clock)
+    drive(
+        [Ticking(clock), counter, Receiver(), StopAtStep(expected[-1][0])],
+        pipeline,
+        [],
+        start=start,
+        clock=clock,
+    )
     assert published == expected
 
 
 def logged_in(case):
     """The steps of the runs in which a line was logged; the line stands before its run."""
     order = [event for event in case["events"] if event["event"] in ("info", "run")]
-    return [order[i + 1]["returned"] for i, event in enumerate(order[:-1]) if event["event"] == "info"]
+    return [
+        order[i + 1]["returned"] for i, event in enumerate(order[:-1]) if event["event"] == "info"
+    ]
 
 
-@pytest.mark.parametrize("case", [c for c in of("LoggingTensorHook") if "arguments" in c], ids=name_of)
+@pytest.mark.parametrize(
+    "case", [c for c in of("LoggingTensorHook") if "arguments" in c], ids=name_of
+)
 def test_logging(case, pipeline):
     """The reference evaluates its tensors once more after the last run, so its line at the end is one of ours only if
     no line was written for the last step."""
@@ -451,7 +514,9 @@ def test_logging(case, pipeline):
     expected = logged_in(case)
     if arguments.get("at_end"):
         expected = list(dict.fromkeys([*expected, runs[-1]]))
-    assert [int(line.split()[1].rstrip(":")) for line in lines if line.startswith("step ")] == expected
+    assert [
+        int(line.split()[1].rstrip(":")) for line in lines if line.startswith("step ")
+    ] == expected
 
 
 @pytest.mark.parametrize("case", of("LoggingTensorHook arguments"), ids=name_of)
@@ -466,7 +531,9 @@ def test_a_formatter(pipeline):
     (case,) = (c for c in of("LoggingTensorHook") if "arguments" not in c)
     lines, steps = [], logged_in(case)
     when = timer(steps=steps[1] - steps[0])
-    logging = Logging(["loss"], when=when, at_end=False, write=lines.append, format=lambda v: f"formatted {[*v]}")
+    logging = Logging(
+        ["loss"], when=when, at_end=False, write=lines.append, format=lambda v: f"formatted {[*v]}"
+    )
     drive([logging, StopAtStep(runs_of(case)[-1])], pipeline, [])
     assert lines == [f"step {step}: formatted ['loss']" for step in steps]
 
@@ -504,11 +571,15 @@ def test_infinity_counts_too(pipeline):
     assert error.step == 2
 
 
-@pytest.mark.parametrize("case", of("GlobalStepWaiterHook"), ids=lambda case: str(case["wait_until_step"]))
+@pytest.mark.parametrize(
+    "case", of("GlobalStepWaiterHook"), ids=lambda case: str(case["wait_until_step"])
+)
 def test_waiting_for_a_step(case, pipeline):
     sleeps = []
     start = case["restored_global_step"]
-    hook = WaitForStep(case["wait_until_step"], read=lambda: start + len(sleeps), sleep=sleeps.append)
+    hook = WaitForStep(
+        case["wait_until_step"], read=lambda: start + len(sleeps), sleep=sleeps.append
+    )
     drive([hook], pipeline, [], start=start, most=len(runs_of(case)))
     assert sleeps == [event["seconds"] for event in case["events"] if event["event"] == "sleep"]
 
@@ -598,7 +669,10 @@ def test_recovery_at_the_start(pipeline):
 def test_recovery_counts_steps_from_the_first_start(pipeline):
     case = next(c for c in of("recovery") if "num_steps" in c["description"])
     events = []
-    hooks = [*failing_hooks(case, events), StopAtStep(num_steps=number_in(case, r"num_steps=(\d+)"))]
+    hooks = [
+        *failing_hooks(case, events),
+        StopAtStep(num_steps=number_in(case, r"num_steps=(\d+)")),
+    ]
     drive(hooks, pipeline, events)
     assert events == recorded(case)
 

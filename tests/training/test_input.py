@@ -7,7 +7,16 @@ import pytest
 from regression import init_params, loss_fn, make_arrays
 
 import ftrain
-from ftrain.data import ArraySource, Buckets, MapSource, Pad, Pipeline, RangeSource, RecordSource, example_lengths
+from ftrain.data import (
+    ArraySource,
+    Buckets,
+    MapSource,
+    Pad,
+    Pipeline,
+    RangeSource,
+    RecordSource,
+    example_lengths,
+)
 from ftrain.formats import Fixed, RecordWriter, encode_example
 from ftrain.hooks import Logging
 
@@ -49,14 +58,18 @@ def count_words(params, batch, rng):
 def bucketed(**options) -> Pipeline:
     source = MapSource(RangeSource(90), write_words, each=True)
     buckets = Buckets(example_lengths(source, "words"), [3, 6, 9])
-    return Pipeline(source, batch_size=6, buckets=buckets, pad={"words": Pad(value=-1)}, seed=5, **options)
+    return Pipeline(
+        source, batch_size=6, buckets=buckets, pad={"words": Pad(value=-1)}, seed=5, **options
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2}])
 def test_buckets_of_several_shapes_are_trained_on_and_resumed_exactly(tmp_path, options):
     def run(steps, directory):
         params = {"scores": jnp.zeros(5)}
-        return train(bucketed(**options), steps, count_words, params, directory=directory).params["scores"]
+        return train(bucketed(**options), steps, count_words, params, directory=directory).params[
+            "scores"
+        ]
 
     whole = run(60, tmp_path / "whole")
     run(23, tmp_path / "parts")
@@ -77,7 +90,9 @@ def test_records_train_as_arrays_do(tmp_path):
 def test_what_no_device_takes_is_named():
     names = np.array([b"a", b"b", b"c", b"d"] * 16, object)
     data = Pipeline(ArraySource(make_arrays() | {"name": names}), batch_size=8)
-    with pytest.raises(TypeError, match="name holds bytes, which no device takes: leave it out of the spec"):
+    with pytest.raises(
+        TypeError, match="name holds bytes, which no device takes: leave it out of the spec"
+    ):
         train(data)
 
 
@@ -90,7 +105,10 @@ def test_an_error_of_a_source_ends_the_run_and_says_where():
     data = Pipeline(MapSource(RangeSource(64), fail), batch_size=8, shuffle=False)
     with pytest.raises(OSError, match="disk on fire") as caught:
         train(data)
-    assert any("input of step 3 was read from MapSource(RangeSource(64)" in note for note in caught.value.__notes__)
+    assert any(
+        "input of step 3 was read from MapSource(RangeSource(64)" in note
+        for note in caught.value.__notes__
+    )
 
 
 @pytest.mark.parametrize("fuse", [1, 4])
@@ -106,10 +124,24 @@ def test_integers_that_jax_would_cut_off_are_refused(ids, told, fuse):
     """2**32 + 1 would become 1, and the row of another id be trained."""
     data = Pipeline(ArraySource({"ids": np.tile(ids, 8)}), batch_size=4)
     with pytest.raises(ValueError, match=told):
-        train(data, 8, lambda params, batch, rng: jnp.sum(params["w"]) * jnp.mean(batch["ids"]), fuse=fuse)
+        train(
+            data,
+            8,
+            lambda params, batch, rng: jnp.sum(params["w"]) * jnp.mean(batch["ids"]),
+            fuse=fuse,
+        )
 
 
-@pytest.mark.parametrize("ids", [np.array([-(2**31), 2**31 - 1]), np.array([0, 2**32 - 1], np.uint64)])
+@pytest.mark.parametrize(
+    "ids", [np.array([-(2**31), 2**31 - 1]), np.array([0, 2**32 - 1], np.uint64)]
+)
 def test_integers_of_64_bits_that_fit_are_trained_on(ids):
     data = Pipeline(ArraySource({"ids": np.tile(ids, 8)}), batch_size=4)
-    assert int(train(data, 2, lambda params, batch, rng: jnp.mean(params["w"] * batch["ids"].max())).step) == 2
+    assert (
+        int(
+            train(
+                data, 2, lambda params, batch, rng: jnp.mean(params["w"] * batch["ids"].max())
+            ).step
+        )
+        == 2
+    )

@@ -24,7 +24,9 @@ MOMENTUM = ftrain.optimizers.momentum(0.05, 0.9)
 def run_of(pipeline, *hooks, step=None, **options):
     state = ftrain.TrainState.create(init_params(), MOMENTUM)
     hooks = [Logging(write=lambda line: None), *hooks]
-    return ftrain.Run(step or ftrain.make_step(loss_fn, MOMENTUM), state, pipeline, hooks=hooks, **options)
+    return ftrain.Run(
+        step or ftrain.make_step(loss_fn, MOMENTUM), state, pipeline, hooks=hooks, **options
+    )
 
 
 def interrupted(run, between=lambda run: None):
@@ -144,7 +146,10 @@ def test_a_state_that_is_lost_is_told_and_the_checkpoint_stays(pipeline, tmp_pat
 
     monkeypatch.setattr(type(run._program), "__call__", raising)
     error = interrupted(run)
-    assert re.search("the state after step 3 is lost: .* the newest checkpoint, .* is as it was", error.__notes__[0])
+    assert re.search(
+        "the state after step 3 is lost: .* the newest checkpoint, .* is as it was",
+        error.__notes__[0],
+    )
     assert saved(tmp_path)[0] == 2
 
 
@@ -157,10 +162,17 @@ def test_without_a_directory_the_state_is_still_at_hand(pipeline):
 
 
 def test_what_was_measured_before_is_written(pipeline, tmp_path):
-    run = run_of(pipeline, Interrupt(send), SummarySaver(tmp_path, when=ftrain.every(steps=1)), directory=tmp_path)
+    run = run_of(
+        pipeline,
+        Interrupt(send),
+        SummarySaver(tmp_path, when=ftrain.every(steps=1)),
+        directory=tmp_path,
+    )
     interrupted(run)
     lines = ftrain.summaries.read_metrics(tmp_path / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [*range(1, 7)]  # those before the one that was interrupted
+    assert [line["step"] for line in lines] == [
+        *range(1, 7)
+    ]  # those before the one that was interrupted
 
 
 def test_a_state_that_cannot_be_saved_is_told_and_the_interrupt_goes_on(pipeline, tmp_path):
@@ -207,7 +219,9 @@ def ctrl_c(*arguments) -> subprocess.CompletedProcess:
     """A real process, and a real Ctrl-C once it has logged a line."""
     environ = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
     assert process.stdout is not None
     first = process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -223,7 +237,9 @@ def test_ctrl_c_of_a_real_program_saves_and_ends_as_interrupted(tmp_path):
     assert saved(tmp_path)[0] == int(number[1]) > 0
 
 
-@pytest.mark.parametrize(("has_directory", "told"), [(True, "saving and stopping"), (False, "nothing is saved")])
+@pytest.mark.parametrize(
+    ("has_directory", "told"), [(True, "saving and stopping"), (False, "nothing is saved")]
+)
 def test_train_says_what_is_true(tmp_path, has_directory, told):
     ended = ctrl_c("train", tmp_path if has_directory else "")
     assert f"SIGINT: {told}" in ended.stderr.replace("stopping; nothing", "nothing")

@@ -91,7 +91,9 @@ def test_a_report_tells_the_metrics_of_its_own_step(pipeline):
     for step in range(9):
         state, metrics = jax.jit(STEP)(state, pipeline.batch(step))
         losses[step + 1] = float(metrics["loss"])
-    assert {step: pytest.approx(values["loss"]) for step, values in seen.items()} == {k: losses[k] for k in (3, 6, 9)}
+    assert {step: pytest.approx(values["loss"]) for step, values in seen.items()} == {
+        k: losses[k] for k in (3, 6, 9)
+    }
     assert [values["state"] for values in seen.values()] == [3, 6, 9]
 
 
@@ -122,7 +124,8 @@ def test_a_state_that_is_gone_says_what_to_do(pipeline):
             assert report.state
 
     with pytest.raises(
-        RuntimeError, match="the state of step 3 is gone: a hook that reads it needs needs_state = True"
+        RuntimeError,
+        match="the state of step 3 is gone: a hook that reads it needs needs_state = True",
     ):
         drive([Careless(), StopAtStep(20)], pipeline)
 
@@ -160,7 +163,10 @@ def test_published_values_reach_all_hooks_once(pipeline):
         def after_step(self, report):
             seen.update(report.values())
 
-    drive([Publisher(), Recorder(at(1), "idle", events), Due(at(2), "due", events), StopAtStep(3)], pipeline)
+    drive(
+        [Publisher(), Recorder(at(1), "idle", events), Due(at(2), "due", events), StopAtStep(3)],
+        pipeline,
+    )
     assert ("idle", "receive", {"speed": 7.0}) in events
     assert not any(name == "due" and event == "receive" for name, event, _ in events)
     assert seen["speed"] == 7.0
@@ -282,7 +288,9 @@ def test_an_unknown_metric_names_those_there_are(pipeline):
         def after_step(self, report):
             report.read("los")
 
-    with pytest.raises(KeyError, match="no metric los; there are gradient_norm, largest_error, learning_rate, loss"):
+    with pytest.raises(
+        KeyError, match="no metric los; there are gradient_norm, largest_error, learning_rate, loss"
+    ):
         drive([Reader()], pipeline)
 
 
@@ -297,23 +305,35 @@ def test_metrics_keep_their_names_when_shapes_change(pipeline):
         when = every(steps=1)
 
         def after_step(self, report):
-            seen.append({name: value for name, value in report.values().items() if name in ("eight", "four")})
+            seen.append(
+                {
+                    name: value
+                    for name, value in report.values().items()
+                    if name in ("eight", "four")
+                }
+            )
 
     whole = pipeline.batch(0)
     half = {name: array[:4] for name, array in whole.items()}
 
     def train():
-        with Loop(make_step(loss, SGD), make_state(), [whole, half, whole], hooks=[Reader()]) as loop:
+        with Loop(
+            make_step(loss, SGD), make_state(), [whole, half, whole], hooks=[Reader()]
+        ) as loop:
             while not loop.should_stop():
                 loop.advance()
 
-    with pytest.warns(UserWarning, match=r"batch of step 2 .* x is float32\[4, 3\], it was float32\[8, 3\]"):
+    with pytest.warns(
+        UserWarning, match=r"batch of step 2 .* x is float32\[4, 3\], it was float32\[8, 3\]"
+    ):
         train()
     assert seen == [{"eight": 8.0}, {"four": 4.0}, {"eight": 8.0}]
 
 
 def test_a_step_outside_of_the_loop_says_so(pipeline):
-    with pytest.raises(RuntimeError, match=r"enter it before its first step: with Loop\(\.\.\.\) as run"):
+    with pytest.raises(
+        RuntimeError, match=r"enter it before its first step: with Loop\(\.\.\.\) as run"
+    ):
         Loop(STEP, make_state(), pipeline).step()
 
 
@@ -321,13 +341,18 @@ def test_a_step_after_a_hook_has_stopped_the_run_is_refused(pipeline):
     with Loop(STEP, make_state(), pipeline, hooks=[StopAtStep(3)]) as loop:
         for _ in range(3):
             loop.step()
-        with pytest.raises(RuntimeError, match="the run has been stopped: step 3 was the last one asked for"):
+        with pytest.raises(
+            RuntimeError, match="the run has been stopped: step 3 was the last one asked for"
+        ):
             loop.step()
 
 
 def test_a_loop_is_entered_once(pipeline):
     loop = drive([StopAtStep(2)], pipeline)
-    with pytest.raises(RuntimeError, match="a Loop can be entered once; make another to go on"), loop:
+    with (
+        pytest.raises(RuntimeError, match="a Loop can be entered once; make another to go on"),
+        loop,
+    ):
         pass
 
 
@@ -344,7 +369,9 @@ def test_a_hook_that_is_a_class_is_refused(pipeline):
 
 def test_resuming_with_a_plain_iterable_is_said(pipeline):
     state = make_state().replace(step=jnp.int32(5))
-    with pytest.warns(UserWarning, match="resuming at step 5 with data that cannot be asked for a step"):
+    with pytest.warns(
+        UserWarning, match="resuming at step 5 with data that cannot be asked for a step"
+    ):
         drive([], [pipeline.batch(0)], state)
 
 

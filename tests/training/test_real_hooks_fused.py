@@ -41,16 +41,24 @@ WHEN = st.one_of(
 )
 # Each makes its hook anew, in a directory, with a list to write lines to.
 HOOKS = {
-    "logging": lambda when, home, lines: Logging(["loss", "gradient_norm"], when=when, write=lines.append),
+    "logging": lambda when, home, lines: Logging(
+        ["loss", "gradient_norm"], when=when, write=lines.append
+    ),
     "counting": lambda when, home, lines: StepCounter(when=when),
     "guard": lambda when, home, lines: StopOnNaN(),
     "summaries": lambda when, home, lines: SummarySaver(home, when=when),
     "saver": lambda when, home, lines: CheckpointSaver(home / "checkpoints", when=when, keep=99),
-    "evaluator": lambda when, home, lines: Evaluator(lambda params: {"w": float(jnp.sum(params["w"]))}, when=when),
+    "evaluator": lambda when, home, lines: Evaluator(
+        lambda params: {"w": float(jnp.sum(params["w"]))}, when=when
+    ),
     "threshold": lambda when, home, lines: StopWhen("loss", threshold=0.02, when=when),
     "patience": lambda when, home, lines: StopWhen("eval/w", patience=2, mode="max"),
-    "callback": lambda when, home, lines: Callback(lambda report: lines.append(f"called at {report.step}"), when=when),
-    "final": lambda when, home, lines: FinalOps(lambda state: {"final": float(jnp.sum(state.params["w"]))}),
+    "callback": lambda when, home, lines: Callback(
+        lambda report: lines.append(f"called at {report.step}"), when=when
+    ),
+    "final": lambda when, home, lines: FinalOps(
+        lambda state: {"final": float(jnp.sum(state.params["w"]))}
+    ),
 }
 
 
@@ -67,16 +75,28 @@ def all_that_is_left(chosen, fuse):
         manager = CheckpointManager(home / "checkpoints")
         saved = {step: bits(manager.restore(like=state, step=step)) for step in manager.steps()}
         written = read_metrics(home / "metrics.jsonl") if (home / "metrics.jsonl").exists() else []
-    kept = [{k: v for k, v in line.items() if k != "time" and not k.endswith("_per_second")} for line in written]
+    kept = [
+        {k: v for k, v in line.items() if k != "time" and not k.endswith("_per_second")}
+        for line in written
+    ]
     # A hook that needs no state is told later, so its lines may stand among another's in another order.
-    return bits(loop.state), loop.steps_taken, loop.stop_reason, sorted(lines), saved, [x for x in kept if len(x) > 1]
+    return (
+        bits(loop.state),
+        loop.steps_taken,
+        loop.stop_reason,
+        sorted(lines),
+        saved,
+        [x for x in kept if len(x) > 1],
+    )
 
 
 def bits(state):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(rng=None))]
 
 
-RUNS = given(st.dictionaries(st.sampled_from(sorted(HOOKS)), WHEN, min_size=2), st.sampled_from([3, 10, 50]))
+RUNS = given(
+    st.dictionaries(st.sampled_from(sorted(HOOKS)), WHEN, min_size=2), st.sampled_from([3, 10, 50])
+)
 
 
 @settings(max_examples=5)

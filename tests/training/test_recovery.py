@@ -58,7 +58,10 @@ def test_a_run_goes_on_and_ends_bit_for_bit_the_same(pipeline, tmp_path, fuse, s
     np.testing.assert_array_equal(whole.state.params["w"], recovered.state.params["w"])
     assert recovered.steps_taken == 40
     start = 10 if saves else 0
-    assert f"after step 13: UNAVAILABLE: connection lost\ngoing on from step {start}" in failing.notices
+    assert (
+        f"after step 13: UNAVAILABLE: connection lost\ngoing on from step {start}"
+        in failing.notices
+    )
 
 
 def test_an_error_of_the_data_is_recovered_from_too(pipeline):
@@ -73,7 +76,9 @@ def test_an_error_of_the_data_is_recovered_from_too(pipeline):
 
     flaky = Flaky(pipeline.source, batch_size=8, seed=3)
     recovered = run([StopAtStep(60)], flaky)
-    np.testing.assert_array_equal(recovered.state.params["w"], run([StopAtStep(60)], pipeline).state.params["w"])
+    np.testing.assert_array_equal(
+        recovered.state.params["w"], run([StopAtStep(60)], pipeline).state.params["w"]
+    )
     assert flaky.failures == 0
 
 
@@ -86,7 +91,9 @@ def test_an_iterator_goes_on_where_it_stands_and_nothing_is_lost(pipeline, tmp_p
             yield pipeline.batch(step)
 
     hooks = [CheckpointSaver(tmp_path, when=every(steps=10)), Failing(25)]
-    with pytest.warns(UserWarning, match="resuming at step 20 with data that cannot be asked for a step"):
+    with pytest.warns(
+        UserWarning, match="resuming at step 20 with data that cannot be asked for a step"
+    ):
         loop = run(hooks, stream())
     assert loop.steps_taken == 60 - 5  # five steps were taken again, with other batches
     assert taken == list(range(60))
@@ -102,7 +109,9 @@ def test_an_iterator_that_fails_is_not_asked_again(pipeline):
 
 
 def test_a_recovered_run_counts_from_its_first_start(pipeline, tmp_path):
-    loop = run([CheckpointSaver(tmp_path, when=every(steps=10)), Failing(25), StopAtStep(30)], pipeline)
+    loop = run(
+        [CheckpointSaver(tmp_path, when=every(steps=10)), Failing(25), StopAtStep(30)], pipeline
+    )
     assert (loop.start_step, loop.steps_taken) == (0, 30)
 
 
@@ -137,7 +146,9 @@ def test_what_was_written_of_steps_that_are_taken_again_is_written_once(pipeline
         StopAtStep(40),
     ]
     run(hooks, pipeline)
-    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == list(range(5, 41, 5))
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == list(
+        range(5, 41, 5)
+    )
 
 
 def test_a_negative_number_of_recoveries_is_refused(pipeline):
@@ -149,15 +160,21 @@ def test_a_state_that_is_not_ready_is_refused_with_the_reason(pipeline):
     def ready(state):
         return None if int(state.step) else "its vocabulary is not loaded"
 
-    with pytest.raises(NotReadyError, match="the state of step 0 is not ready: its vocabulary is not loaded"):
+    with pytest.raises(
+        NotReadyError, match="the state of step 0 is not ready: its vocabulary is not loaded"
+    ):
         run([], pipeline, scaffold=Scaffold(ready_fn=ready))
 
 
 def test_init_fn_changes_a_new_state_only(pipeline, tmp_path):
-    scaffold = Scaffold(init_fn=lambda state: state.replace(params={"w": jnp.ones(3), "b": jnp.ones(())}))
+    scaffold = Scaffold(
+        init_fn=lambda state: state.replace(params={"w": jnp.ones(3), "b": jnp.ones(())})
+    )
     saver = CheckpointSaver(tmp_path)
     first = run([saver, StopAtStep(5)], pipeline, scaffold=scaffold)
-    assert not np.array_equal(first.state.params["w"], run([StopAtStep(5)], pipeline).state.params["w"])
+    assert not np.array_equal(
+        first.state.params["w"], run([StopAtStep(5)], pipeline).state.params["w"]
+    )
     again = run([CheckpointSaver(tmp_path), StopAtStep(5)], pipeline, scaffold=scaffold)
     np.testing.assert_array_equal(first.state.params["w"], again.state.params["w"])
 
@@ -180,5 +197,7 @@ def test_who_is_not_the_chief_waits_for_its_checkpoint(pipeline):
 
 
 def test_waiting_for_the_chief_has_a_limit(pipeline):
-    with pytest.raises(NotReadyError, match=r"no checkpoint .* appeared within 0.05 s; is the chief running"):
+    with pytest.raises(
+        NotReadyError, match=r"no checkpoint .* appeared within 0.05 s; is the chief running"
+    ):
         run([], pipeline, scaffold=Scaffold(wait_secs=0.05, poll_secs=0.01))

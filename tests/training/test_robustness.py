@@ -94,7 +94,9 @@ def test_an_interrupt_while_the_run_waits_for_data_saves(pipeline, tmp_path):
 
     saver = CheckpointSaver(tmp_path)
     with Loop(STEP, make_state, stream(), hooks=[saver, Interrupt()], fuse=1) as loop:
-        thread = threading.Timer(0.05, loop.interrupt, ["SIGINT"])  # by then it waits, or is about to
+        thread = threading.Timer(
+            0.05, loop.interrupt, ["SIGINT"]
+        )  # by then it waits, or is about to
         while not loop.should_stop():
             loop.advance()
         thread.join()
@@ -182,7 +184,9 @@ def test_a_hook_that_ends_the_run_while_other_calls_are_in_flight(pipeline):
 @FUSES
 def test_sixty_four_bits_in_a_context_of_the_thread(pipeline, fuse):
     def batches():
-        return [{k: v.astype(np.float64) for k, v in pipeline.batch(step).items()} for step in range(40)]
+        return [
+            {k: v.astype(np.float64) for k, v in pipeline.batch(step).items()} for step in range(40)
+        ]
 
     with jax.enable_x64(True):
         params = {"w": jnp.zeros(3, jnp.float64), "b": jnp.zeros((), jnp.float64)}
@@ -212,7 +216,9 @@ def test_a_fused_call_that_cannot_be_compiled_does_not_end_the_run(pipeline, mon
 
 
 @FUSES
-@pytest.mark.parametrize("batch", [{}, None, {"scale": 2.0}, (np.ones(4, np.float32), np.float32(3))], ids=str)
+@pytest.mark.parametrize(
+    "batch", [{}, None, {"scale": 2.0}, (np.ones(4, np.float32), np.float32(3))], ids=str
+)
 def test_odd_batches(batch, fuse):
     def loss(params, batch, rng):
         numbers = [jnp.sum(jnp.asarray(leaf)) for leaf in jax.tree.leaves(batch)]
@@ -230,7 +236,9 @@ def test_no_batch_is_lost_before_the_data_fail(pipeline, fuse, error):
         yield from (pipeline.batch(step) for step in range(67))
         raise error("here")
 
-    hooks = [Callback(lambda report: told.append(report.step), when=every(steps=1), needs_state=False)]
+    hooks = [
+        Callback(lambda report: told.append(report.step), when=every(steps=1), needs_state=False)
+    ]
     if error is EndOfData:
         assert drive(stream(), fuse=fuse).steps_taken == 67
     else:
@@ -244,10 +252,16 @@ def test_batches_of_a_form_that_was_not_tried_are_not_fused():
 
     def batch(size):
         image = rng.random((4, size, size, 1), np.float32)
-        return {"image": np.resize(image, (4, 8, 8, 1)) if size == 8 else image, "label": rng.integers(0, 10, 4)}
+        return {
+            "image": np.resize(image, (4, 8, 8, 1)) if size == 8 else image,
+            "label": rng.integers(0, 10, 4),
+        }
 
     batches = [batch(8) for _ in range(30)]
-    batches += [{"image": np.concatenate([b["image"]] * 2), "label": np.concatenate([b["label"]] * 2)} for b in batches]
+    batches += [
+        {"image": np.concatenate([b["image"]] * 2), "label": np.concatenate([b["label"]] * 2)}
+        for b in batches
+    ]
 
     def loss(params, batch, rng):
         logits = classify(params, batch["image"])
@@ -271,7 +285,9 @@ def test_parameters_that_the_user_has_placed_stay_there(pipeline, fuse):
         return jnp.mean((batch["x"] @ params["w"].T).sum(axis=1) + params["b"] - batch["y"]) ** 2
 
     state = TrainState.create(params, optimizers.gradient_descent(0.1))
-    state = jax.device_put(state, jax.tree.map(lambda leaf: jax.NamedSharding(mesh, jax.P()), state))
+    state = jax.device_put(
+        state, jax.tree.map(lambda leaf: jax.NamedSharding(mesh, jax.P()), state)
+    )
     state = state.replace(params=state.params | {"w": jax.device_put(state.params["w"], split)})
     step = make_step(loss, optimizers.gradient_descent(0.1))
     loop = drive(pipeline, [StopAtStep(60)], step=step, state=state, fuse=fuse)
@@ -301,7 +317,9 @@ def test_entries_that_are_fed_may_change_their_shape(pipeline):
         return loss_fn(params, batch, rng)[0] + 0 * jnp.sum(batch["extra"])
 
     feed = FeedBatch(lambda step: {"extra": np.ones(3 if step < 5 else 4, np.float32)})
-    with pytest.warns(UserWarning, match=r"batch of step 6 .* extra is float32\[4\], it was float32\[3\]"):
+    with pytest.warns(
+        UserWarning, match=r"batch of step 6 .* extra is float32\[4\], it was float32\[3\]"
+    ):
         assert drive(pipeline, [feed, StopAtStep(9)], step=make_step(loss, ADAM)).steps_taken == 9
 
 
@@ -318,7 +336,9 @@ def test_steps_whose_batches_hooks_have_changed_are_not_taken_again(pipeline, tm
 
     feed = FeedBatch(lambda step: {"extra": np.full(8, step, np.float32)})
     hooks = [feed, StopOnNaN(locate=True), CrashBundle(tmp_path)]
-    with pytest.raises(NotFiniteError, match=r"Where it began cannot be told: steps cannot be taken again"):
+    with pytest.raises(
+        NotFiniteError, match=r"Where it began cannot be told: steps cannot be taken again"
+    ):
         drive(pipeline, hooks, step=make_step(loss, ADAM))
     crash = read_crash(tmp_path)
     assert crash.facts["state_step"] == 0
@@ -379,7 +399,10 @@ def test_waiting_for_another_run_ends_when_this_one_is_interrupted(pipeline, tmp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"state": {"w": jnp.zeros(3)}}, "a run needs a TrainState, or a function that makes one, got a dict"),
+        (
+            {"state": {"w": jnp.zeros(3)}},
+            "a run needs a TrainState, or a function that makes one, got a dict",
+        ),
         (
             {"hooks": [Callback(print, when=100)]},
             r"Callback\.when must be a trigger, such as every\(steps=100\), got 100",

@@ -25,7 +25,9 @@ def test_a_step_is_one_step_of_the_optimizer():
     assert_close(after.params, jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradients))
     assert int(after.step) == 1
     assert float(metrics["learning_rate"]) == pytest.approx(0.1)
-    assert float(metrics["gradient_norm"]) == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-6)
+    assert float(metrics["gradient_norm"]) == pytest.approx(
+        float(optax.tree.norm(gradients)), rel=1e-6
+    )
     assert set(metrics) == {"loss", "learning_rate", "gradient_norm", "largest_error"}
 
 
@@ -81,7 +83,9 @@ def test_averages_are_those_of_tensorflow(ramp):
     for n in range(1, 201):
         state, _ = step(state, BATCH)
         decay = min(0.99, (1 + n) / (10 + n)) if ramp else 0.99
-        means = jax.tree.map(lambda m, p, d=decay: m - (1 - d) * (m - np.float64(p)), means, state.params)
+        means = jax.tree.map(
+            lambda m, p, d=decay: m - (1 - d) * (m - np.float64(p)), means, state.params
+        )
     chex.assert_trees_all_close(state.averages, jax.tree.map(np.float32, means), rtol=2e-5)
 
 
@@ -102,7 +106,10 @@ def test_averages_may_be_of_some_parameters():
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("x.*", r"averages: pattern 'x\.\*' matches no leaf; there are b, w"), ("(", r"'\(' is not a regular expression")],
+    [
+        ("x.*", r"averages: pattern 'x\.\*' matches no leaf; there are b, w"),
+        ("(", r"'\(' is not a regular expression"),
+    ],
 )
 def test_a_pattern_that_matches_no_parameter_is_refused(pattern, message):
     with pytest.raises(ValueError, match=message):
@@ -137,7 +144,9 @@ def test_a_mesh_gives_the_same_numbers():
             state, metrics = compiled(state, BATCH)
         return jax.device_get((state.params, metrics))
 
-    chex.assert_trees_all_close(after(compile_step(step)), after(compile_step(step, make_mesh(4))), rtol=1e-5)
+    chex.assert_trees_all_close(
+        after(compile_step(step)), after(compile_step(step, make_mesh(4))), rtol=1e-5
+    )
 
 
 def test_the_state_is_frozen():
@@ -150,10 +159,22 @@ def test_the_state_is_frozen():
     ("loss", "error", "message"),
     [
         (lambda p, b, r: b["x"] @ p["w"], ValueError, r"scalar loss, got shape \(16,\)"),
-        (lambda p, b, r: (p["b"], {"all": b["x"]}), ValueError, r"metric all must be a scalar, got shape \(16, 3\)"),
+        (
+            lambda p, b, r: (p["b"], {"all": b["x"]}),
+            ValueError,
+            r"metric all must be a scalar, got shape \(16, 3\)",
+        ),
         (lambda p, b, r: (p["b"], [1.0]), TypeError, "metrics as a dict, got list"),
-        (lambda p, b, r: None, TypeError, "must return a scalar loss, or a loss and a dict of metrics, got None"),
-        (lambda p, b, r: (p["b"], {}, 3), TypeError, "must return a scalar loss, or a loss and a dict of metrics, got"),
+        (
+            lambda p, b, r: None,
+            TypeError,
+            "must return a scalar loss, or a loss and a dict of metrics, got None",
+        ),
+        (
+            lambda p, b, r: (p["b"], {}, 3),
+            TypeError,
+            "must return a scalar loss, or a loss and a dict of metrics, got",
+        ),
     ],
 )
 def test_a_loss_function_that_returns_the_wrong_thing_is_told_so(loss, error, message):
@@ -161,7 +182,9 @@ def test_a_loss_function_that_returns_the_wrong_thing_is_told_so(loss, error, me
         make_step(loss, SGD)(TrainState.create(init_params(), SGD), BATCH)
 
 
-@pytest.mark.parametrize("options", [{"clip_global_norm": 0.0}, {"averages": 1.0}, {"averages": -0.1}])
+@pytest.mark.parametrize(
+    "options", [{"clip_global_norm": 0.0}, {"averages": 1.0}, {"averages": -0.1}]
+)
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         make_step(loss_fn, SGD, **options)
@@ -169,7 +192,10 @@ def test_options_out_of_range_are_refused(options):
 
 def test_a_parameter_without_a_gradient_is_named():
     params = init_params() | {"count": jnp.zeros((), jnp.int32)}
-    with pytest.raises(TypeError, match="parameter count is int32, which has no gradient; keep what is not trained in"):
+    with pytest.raises(
+        TypeError,
+        match="parameter count is int32, which has no gradient; keep what is not trained in",
+    ):
         make_step(loss_fn, SGD)(TrainState.create(params, SGD), BATCH)
 
 
@@ -182,7 +208,9 @@ def test_what_is_no_optimizer_is_refused(wrong):
 def test_averages_of_half_precision_are_kept_in_float32():
     state = TrainState.create({"w": jnp.ones(2, jnp.bfloat16)}, SGD, averages=True)
     assert state.averages["w"].dtype == jnp.float32
-    step = jax.jit(make_step(lambda params, batch, rng: jnp.sum(params["w"] * 0), SGD, averages=0.999))
+    step = jax.jit(
+        make_step(lambda params, batch, rng: jnp.sum(params["w"] * 0), SGD, averages=0.999)
+    )
     state = state.replace(step=jnp.int32(10_000), averages={"w": jnp.full(2, 1.01)})
     for _ in range(3):
         state, _ = step(state, BATCH)

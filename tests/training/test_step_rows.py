@@ -12,7 +12,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ftrain import TrainState, compile_step, make_step, optimizers
 from ftrain.cluster import make_mesh
-from ftrain.gradients import as_transform, clip_by_global_norm, clip_by_value, densify, guard, lookup, loss_scaling
+from ftrain.gradients import (
+    as_transform,
+    clip_by_global_norm,
+    clip_by_value,
+    densify,
+    guard,
+    lookup,
+    loss_scaling,
+)
 
 ROWS, WIDTH = 40, 3
 
@@ -60,7 +68,9 @@ SAME_AS_DENSE = {
     "adagrad": lambda: optimizers.adagrad(0.1),
     "adam not lazy": lambda: optimizers.adam(0.1, lazy=False),
     "chain": lambda: optax.chain(
-        as_transform(clip_by_value, -0.5, 0.5), as_transform(clip_by_global_norm, 0.3), optimizers.adagrad(0.1)
+        as_transform(clip_by_value, -0.5, 0.5),
+        as_transform(clip_by_global_norm, 0.3),
+        optimizers.adagrad(0.1),
     ),
     "masked": lambda: optax.masked(optimizers.adagrad(0.1), {"table": True, "w": False}),
     "multi_transform": lambda: optax.multi_transform(
@@ -120,14 +130,20 @@ def test_lazy_adam_leaves_other_rows_and_their_slots_alone():
 def copies_of_the_table(loss, optimizer, rows=50_000, **options):
     """How many times the compiled step copies something as large as the table."""
     state = TrainState.create(make_params(rows), optimizer)
-    compiled = compile_step(make_step(loss, optimizer, **options)).lower(state, next(batches(1))).compile()
+    compiled = (
+        compile_step(make_step(loss, optimizer, **options)).lower(state, next(batches(1))).compile()
+    )
     table = rf"f32\[{rows},{WIDTH}\]"
-    return len(re.findall(rf"= {table}\S* copy\(", compiled.as_text())), compiled.memory_analysis().temp_size_in_bytes
+    return len(
+        re.findall(rf"= {table}\S* copy\(", compiled.as_text())
+    ), compiled.memory_analysis().temp_size_in_bytes
 
 
 def linear_loss(params, batch, rng):
     """Its gradient does not depend on the rows that it reads."""
-    return jnp.mean(lookup(params["table"], batch["ids"]).sum((1, 2)) * batch["y"]) + jnp.sum(params["w"])
+    return jnp.mean(lookup(params["table"], batch["ids"]).sum((1, 2)) * batch["y"]) + jnp.sum(
+        params["w"]
+    )
 
 
 @pytest.mark.parametrize("loss", [loss_fn, linear_loss])
@@ -144,7 +160,9 @@ def linear_loss(params, batch, rng):
     ids=["gradient_descent", "adam", "ftrl", "rmsprop", "guard", "loss_scaling"],
 )
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"clip_global_norm": 1.0, "accumulate": 2}, marks=pytest.mark.campaign)], ids=str
+    "options",
+    [{}, pytest.param({"clip_global_norm": 1.0, "accumulate": 2}, marks=pytest.mark.campaign)],
+    ids=str,
 )
 @pytest.mark.optimized
 def test_a_table_is_updated_in_place(loss, optimizer, options):
@@ -192,11 +210,17 @@ def test_rows_read_twice_count_once_or_as_in_tensorflow(accumulate):
     norms = {}
     for merge_rows in (True, False):
         optimizer = optimizers.gradient_descent(1.0)
-        step = jax.jit(make_step(loss, optimizer, clip_global_norm=0.5, merge_rows=merge_rows, accumulate=accumulate))
+        step = jax.jit(
+            make_step(
+                loss, optimizer, clip_global_norm=0.5, merge_rows=merge_rows, accumulate=accumulate
+            )
+        )
         after, metrics = step(TrainState.create(table, optimizer), batch)
         norms[merge_rows] = float(metrics["gradient_norm"])
         moved = np.array([[0, 0], [2, 2], [0, 0], [8, 8], [0, 0]], np.float32) / 4
-        np.testing.assert_allclose(after.params["table"], -moved * 0.5 / norms[merge_rows], rtol=1e-5)
+        np.testing.assert_allclose(
+            after.params["table"], -moved * 0.5 / norms[merge_rows], rtol=1e-5
+        )
     assert norms[True] == pytest.approx(np.sqrt(2 * (2**2 + 8**2)) / 4)
     assert norms[False] == pytest.approx(np.sqrt(2 * (1 + 4 + 9 + 16)) / 4)
 

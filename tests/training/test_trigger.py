@@ -42,14 +42,20 @@ def test_time_makes_due_what_steps_do_not():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({}, "needs steps= or secs="), ({"steps": 0}, "steps > 0, got 0"), ({"secs": -1.0}, "secs > 0, got -1.0")],
+    [
+        ({}, "needs steps= or secs="),
+        ({"steps": 0}, "steps > 0, got 0"),
+        ({"secs": -1.0}, "secs > 0, got -1.0"),
+    ],
 )
 def test_what_would_never_or_always_be_due_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         every(**options)
 
 
-@pytest.mark.parametrize("make", [at, lambda: at(0), lambda: at(2.5), lambda: first(0), lambda: first(-1)])
+@pytest.mark.parametrize(
+    "make", [at, lambda: at(0), lambda: at(2.5), lambda: first(0), lambda: first(-1)]
+)
 def test_steps_that_cannot_come_are_refused(make):
     with pytest.raises(ValueError, match=r"needs (steps that are )?(a )?whole numbers? >= 1"):
         make()

@@ -57,7 +57,9 @@ def exact(params, batch):
 def check_step(after, metrics, state, batch):
     value, gradients = exact(state.params, batch)
     expected = jax.tree.map(lambda p, g: p - g, state.params, gradients)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), after.params, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), after.params, expected
+    )
     assert float(metrics["loss"]) == pytest.approx(float(value), rel=1e-5)
     large = np.average(np.asarray(per_token(state.params, batch)) > 0.5, weights=batch["mask"])
     assert float(metrics["large"]) == pytest.approx(large, rel=1e-5)
@@ -80,7 +82,9 @@ def test_devices_and_replicas_change_nothing(parallel, parts):
     batch = make_batch()
     step = make_step(weighted_loss, SGD, accumulate=parts, replicas=axis_of(parallel))
     state = TrainState.create(make_params(), SGD)
-    after, metrics = compile_step(step, mesh, parallel=parallel)(TrainState.create(make_params(), SGD), batch)
+    after, metrics = compile_step(step, mesh, parallel=parallel)(
+        TrainState.create(make_params(), SGD), batch
+    )
     check_step(after, metrics, state, batch)
 
 
@@ -91,7 +95,9 @@ def test_a_replica_that_does_not_contribute_is_left_out():
     step = make_step(weighted_loss, SGD, replicas=axis_of("shard_map"))
     state = TrainState.create(make_params(), SGD)
     after, metrics = jax.jit(spread(step, mesh, "shard_map"))(state, batch)
-    kept = {name: np.delete(leaf, slice(4, 8), 0) for name, leaf in batch.items() if name != CONTRIBUTES}
+    kept = {
+        name: np.delete(leaf, slice(4, 8), 0) for name, leaf in batch.items() if name != CONTRIBUTES
+    }
     check_step(after, metrics, state, kept)
     assert float(metrics["replicas"]) == 3
 
@@ -101,7 +107,9 @@ def test_loss_scaling_changes_nothing():
     optimizer = loss_scaling(SGD, scale=1024.0)
     state = TrainState.create(make_params(), optimizer)
     for parts in (1, 4):
-        after, metrics = jax.jit(make_step(weighted_loss, optimizer, accumulate=parts))(state, batch)
+        after, metrics = jax.jit(make_step(weighted_loss, optimizer, accumulate=parts))(
+            state, batch
+        )
         check_step(after, metrics, state, batch)
 
 
@@ -115,7 +123,9 @@ def test_a_batch_without_weight_moves_nothing():
 
 
 def test_an_optimizer_that_searches_along_the_loss_gets_its_value():
-    optimizer = optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(max_backtracking_steps=100))
+    optimizer = optax.chain(
+        optax.sgd(1.0), optax.scale_by_backtracking_linesearch(max_backtracking_steps=100)
+    )
     batch = make_batch()
     state = TrainState.create(make_params(), optimizer)
     with pytest.warns(UserWarning, match="does not know Rows"):
@@ -126,7 +136,9 @@ def test_an_optimizer_that_searches_along_the_loss_gets_its_value():
 @pytest.mark.parametrize("parts", [1, 4, 7])
 def test_the_public_functions_take_them_too(parts):
     batch = make_batch()
-    differentiate = accumulate(value_and_grad(lambda p, b: weighted_loss(p, b, None), has_aux=True), parts)
+    differentiate = accumulate(
+        value_and_grad(lambda p, b: weighted_loss(p, b, None), has_aux=True), parts
+    )
     (value, metrics), gradients = jax.jit(differentiate)(make_params(), batch)
     expected, exact_gradients = exact(make_params(), batch)
     assert float(value.weight) == batch["mask"].sum()
@@ -146,15 +158,23 @@ def test_a_plain_loss_is_a_mean_over_examples(parts):
     batch = make_batch()
     state = TrainState.create(make_params(), SGD)
     after, metrics = jax.jit(make_step(loss, SGD, accumulate=parts))(state, batch)
-    np.testing.assert_allclose(after.params["w"], state.params["w"] - batch["x"].mean((0, 1)), rtol=1e-5)
+    np.testing.assert_allclose(
+        after.params["w"], state.params["w"] - batch["x"].mean((0, 1)), rtol=1e-5
+    )
     assert float(metrics["first"]) == pytest.approx(batch["x"][..., 0].mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (WeightedMean(jnp.ones(3), 1.0), r"must return a scalar loss, got shape \(3,\); take its mean"),
-        ((jnp.float32(1), {"m": WeightedMean(1.0, jnp.ones(2))}), r"metric m must be a scalar, got shape \(2,\)"),
+        (
+            WeightedMean(jnp.ones(3), 1.0),
+            r"must return a scalar loss, got shape \(3,\); take its mean",
+        ),
+        (
+            (jnp.float32(1), {"m": WeightedMean(1.0, jnp.ones(2))}),
+            r"metric m must be a scalar, got shape \(2,\)",
+        ),
     ],
 )
 def test_totals_and_weights_must_be_scalars(result, message):

@@ -10,7 +10,9 @@ from ftrain.cli.ckpt.show import show
 from ftrain.cli.ckpt.verify import verify
 
 app = typer.Typer(
-    help="List, show, compare, verify, export and remove checkpoints.", no_args_is_help=True, rich_markup_mode=None
+    help="List, show, compare, verify, export and remove checkpoints.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.command(name="list")(list_checkpoints)
 app.command()(show)

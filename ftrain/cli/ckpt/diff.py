@@ -13,7 +13,9 @@ def diff(
     b: Checkpoint,
     include: Include = None,
     exclude: Exclude = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also the leaves that are the same.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the leaves that are the same.")
+    ] = False,
 ) -> None:
     """Compare two checkpoints leaf by leaf; exits with 1 if they differ."""
     from rich.console import Console
@@ -26,12 +28,18 @@ def diff(
 
     left, right = open_reader(a), open_reader(b)
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
-    names = [name for name in sorted(left.variables.keys() | right.variables.keys()) if chosen.takes(name)]
+    names = [
+        name
+        for name in sorted(left.variables.keys() | right.variables.keys())
+        if chosen.takes(name)
+    ]
     table = Table(box=None)
     for column in ("leaf", "", "max abs", "max rel", "elements"):
         table.add_column(column, justify="left" if column in ("leaf", "") else "right")
     differing, errors = 0, Console(stderr=True)
-    for name in track(names, "comparing", console=errors, transient=True, disable=not errors.is_terminal):
+    for name in track(
+        names, "comparing", console=errors, transient=True, disable=not errors.is_terminal
+    ):
         if name not in right.variables or name not in left.variables:
             row = [name, f"only in {left.path if name in left.variables else right.path}"]
         elif left.variables[name] != right.variables[name]:
@@ -40,7 +48,11 @@ def diff(
             found = compare_values(left.read(name), right.read(name))
             row = [name, "same"]
             if found.elements:
-                figures = [show_number(found.absolute), show_number(found.relative), f"{found.elements:,}"]
+                figures = [
+                    show_number(found.absolute),
+                    show_number(found.relative),
+                    f"{found.elements:,}",
+                ]
                 row = [name, "differs", *figures]
         differing += row[1] != "same"
         if everything or row[1] != "same":

@@ -12,9 +12,12 @@ from ftrain.cli.tables import show_bytes
 def export(
     checkpoint: Checkpoint,
     to: Annotated[
-        Literal["safetensors", "npz"] | None, typer.Option(help="The format; if not given, that of FILE.")
+        Literal["safetensors", "npz"] | None,
+        typer.Option(help="The format; if not given, that of FILE."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write; if not given, named by the step.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; if not given, named by the step.")
+    ] = None,
     include: Include = None,
     exclude: Exclude = None,
 ) -> None:

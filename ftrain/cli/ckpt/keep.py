@@ -11,7 +11,9 @@ from ftrain.cli.ckpt.arguments import Run, Steps
 def remove(
     run: Run,
     steps: Steps = None,
-    force: Annotated[bool, typer.Option("--force", help="Also the last one that can be restored.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also the last one that can be restored.")
+    ] = False,
 ) -> None:
     """Remove checkpoints of RUN. Not a pinned one, and the last good one only with --force."""
     from ftrain.checkpoints import CheckpointError, CheckpointManager
@@ -22,10 +24,17 @@ def remove(
     manager = CheckpointManager(directory_of(run))
     for step in steps:
         aside = manager.directory / (str(int(step)) if step.isdecimal() else step)
-        if not step.isdecimal() and step.partition(".")[0].isdecimal() and "/" not in step and aside.is_dir():
+        if (
+            not step.isdecimal()
+            and step.partition(".")[0].isdecimal()
+            and "/" not in step
+            and aside.is_dir()
+        ):
             discard(aside)
         elif not force and step.isdecimal() and manager.steps() == [int(step)]:
-            raise CheckpointError(f"{aside} is the last checkpoint of {run}; --force removes it too")
+            raise CheckpointError(
+                f"{aside} is the last checkpoint of {run}; --force removes it too"
+            )
         else:
             manager.delete(_number(step))
         typer.echo(f"removed {aside}")

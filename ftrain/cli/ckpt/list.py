@@ -27,7 +27,9 @@ def list_checkpoints(run: Run) -> None:
 
     directory = directory_of(run)
     if not is_directory(directory):
-        raise CheckpointError(f"{run} {describe(run)}; expected a run, or a directory of checkpoints")
+        raise CheckpointError(
+            f"{run} {describe(run)}; expected a run, or a directory of checkpoints"
+        )
     catalog = read_catalog(directory)
     records, policy = catalog.records, catalog.retention
     best = best_of(records, policy, policy.best)
@@ -48,7 +50,9 @@ def list_checkpoints(run: Run) -> None:
         }
         value = f"{record.metrics[metric]:.4g}" if metric in record.metrics else ""
         why = ", ".join(reason for reason, is_one in reasons.items() if is_one)
-        table.add_row(f"{record.step}", _when(record.time), _size(directory / str(record.step)), value, why)
+        table.add_row(
+            f"{record.step}", _when(record.time), _size(directory / str(record.step)), value, why
+        )
     for path in filter(is_directory, aside):
         kind = _ASIDE.fullmatch(path.name)
         why = _MEANING[kind[2]] if kind else ""

@@ -14,7 +14,9 @@ def verify(checkpoint: Checkpoint) -> None:
     from rich.progress import track
 
     paths, errors, damaged = _meant(checkpoint), Console(stderr=True), 0
-    for path in track(paths, "verifying", console=errors, transient=True, disable=not errors.is_terminal):
+    for path in track(
+        paths, "verifying", console=errors, transient=True, disable=not errors.is_terminal
+    ):
         damage, note = _damage(path)
         damaged += bool(damage)
         typer.echo(f"{path}: {'DAMAGED' if damage else f'good{note}'}")
@@ -30,7 +32,9 @@ def _damage(path: Path) -> tuple[list[str], str]:
     from ftrain.formats import is_tf_checkpoint
 
     if not is_tf_checkpoint(path):
-        return find_damage(path), "" if (path / "manifest.json").exists() else ", as far as one can tell: no manifest"
+        return find_damage(path), "" if (
+            path / "manifest.json"
+        ).exists() else ", as far as one can tell: no manifest"
     damage, reader = [], open_reader(path)
     for name in reader.variables:
         try:

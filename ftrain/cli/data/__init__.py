@@ -7,7 +7,11 @@ from ftrain.cli.data.index import index
 from ftrain.cli.data.show import show
 from ftrain.cli.data.verify import verify
 
-app = typer.Typer(help="Show, verify, index and convert files of records.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Show, verify, index and convert files of records.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.command()(show)
 app.command()(verify)
 app.command()(index)

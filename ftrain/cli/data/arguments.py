@@ -11,7 +11,10 @@ from ftrain.storage import is_transient
 
 Files = Annotated[
     list[str],
-    typer.Argument(metavar="FILES...", help="Files of records, plain or compressed, or patterns as 'data/*.tfrecord'."),
+    typer.Argument(
+        metavar="FILES...",
+        help="Files of records, plain or compressed, or patterns as 'data/*.tfrecord'.",
+    ),
 ]
 
 
@@ -37,5 +40,7 @@ def match(files: Sequence[str]) -> list[Path]:
         raise DataCommandError(f"{error}") from None
     for path in found:
         if path.exists() and not path.is_file():
-            raise DataCommandError(f"{path} is no regular file, a pipe or a device; save it to a file first")
+            raise DataCommandError(
+                f"{path} is no regular file, a pipe or a device; save it to a file first"
+            )
     return found

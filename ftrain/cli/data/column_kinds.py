@@ -15,7 +15,9 @@ class ColumnKinds:
 
     def __init__(self) -> None:
         self._kinds: dict[str, str] = {}
-        self._beyond: dict[str, tuple[str, int]] = {}  # integers that do not fit, but might become floats
+        self._beyond: dict[
+            str, tuple[str, int]
+        ] = {}  # integers that do not fit, but might become floats
 
     def get(self, name: str) -> str | None:
         return self._kinds.get(name)
@@ -31,7 +33,9 @@ class ColumnKinds:
         if "bytes" in (known, kind):
             what = {"bytes": "text"}
             found, wanted = what.get(kind, "numbers"), what.get(known, "numbers")
-            raise DataCommandError(f"{where}: feature {name} is {found}, and {wanted} in the lines before; make it one")
+            raise DataCommandError(
+                f"{where}: feature {name} is {found}, and {wanted} in the lines before; make it one"
+            )
         self._kinds[name] = "float"
 
     def note_range(self, name: str, values: Sequence[int], where: str) -> None:
@@ -61,5 +65,7 @@ def as_floats(values: Any, name: str, where: str) -> np.ndarray:
     lost = np.isinf(narrow) & np.isfinite(wide)
     if lost.any():
         value = wide[lost].ravel()[0]
-        raise DataCommandError(f"{where}: feature {name} has the value {value}, beyond float32, which Examples keep")
+        raise DataCommandError(
+            f"{where}: feature {name} has the value {value}, beyond float32, which Examples keep"
+        )
     return narrow

@@ -34,7 +34,9 @@ def to_records(
     return write_records(target, records, compression, shard_records, overwrite)
 
 
-def to_table(sources: Sequence[Path], target: Path, kind: Kind, overwrite: bool, limit: int | None = None) -> int:
+def to_table(
+    sources: Sequence[Path], target: Path, kind: Kind, overwrite: bool, limit: int | None = None
+) -> int:
     """Writes records to a table; how many. What a file as a whole decides takes a reading of its own, before."""
     if target.exists() and not overwrite:
         raise DataCommandError(f"{target}: already there; choose another name, or --overwrite")
@@ -47,7 +49,12 @@ def to_table(sources: Sequence[Path], target: Path, kind: Kind, overwrite: bool,
             return write_jsonl(path, single, read_examples(sources, max_record_bytes=limit))
     names = find_columns(read_examples(sources, "looking at", limit))
     with _replacing(target) as path:
-        return write_csv(path, names, read_examples(sources, max_record_bytes=limit), "\t" if kind == "tsv" else ",")
+        return write_csv(
+            path,
+            names,
+            read_examples(sources, max_record_bytes=limit),
+            "\t" if kind == "tsv" else ",",
+        )
 
 
 def _rows(sources: Sequence[Path], kind: Kind, limit: int | None) -> Iterator[Row]:

@@ -21,12 +21,18 @@ _PATHS = (
 def convert(
     paths: Annotated[list[str], typer.Argument(metavar="SOURCE... TARGET", help=_PATHS)],
     shard_records: Annotated[
-        int | None, typer.Option(min=1, help="Write TARGET in shards of so many records, TARGET-00000-of-00003.")
+        int | None,
+        typer.Option(
+            min=1, help="Write TARGET in shards of so many records, TARGET-00000-of-00003."
+        ),
     ] = None,
     compression: Annotated[
-        Compression | None, typer.Option(help="Compress records; if not given, TARGET's suffix says so.")
+        Compression | None,
+        typer.Option(help="Compress records; if not given, TARGET's suffix says so."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it is there already.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace TARGET if it is there already.")
+    ] = False,
     max_record_bytes: MaxRecordBytes = None,
 ) -> None:
     """Convert tables to records of Examples and back, or records to records: compressed, plain, or in other shards."""
@@ -50,7 +56,9 @@ def convert(
     with interruptible():
         if kind == "records":
             packing = _packing(target, compression)
-            count, written = to_records(sources, source, target, packing, shard_records, overwrite, max_record_bytes)
+            count, written = to_records(
+                sources, source, target, packing, shard_records, overwrite, max_record_bytes
+            )
         else:
             count, written = to_table(sources, target, kind, overwrite, max_record_bytes), [target]
     size = show_bytes(sum(path.stat().st_size for path in written))
@@ -62,14 +70,18 @@ def _check_place(target: Path) -> None:
     if target.is_dir():
         raise DataCommandError(f"{target} is a directory; give the name of a file in it")
     if target.parent.exists() and not target.parent.is_dir():
-        raise DataCommandError(f"{target} cannot be written: {target.parent} is a file, not a directory")
+        raise DataCommandError(
+            f"{target} cannot be written: {target.parent} is a file, not a directory"
+        )
 
 
 def _common_kind(sources: Sequence[Path]) -> Kind:
     first = source_kind(sources[0])
     for path in sources[1:]:
         if (kind := source_kind(path)) != first:
-            raise DataCommandError(f"{sources[0]} is {first} and {path} is {kind}; convert one kind at a time")
+            raise DataCommandError(
+                f"{sources[0]} is {first} and {path} is {kind}; convert one kind at a time"
+            )
     return first
 
 
@@ -82,7 +94,9 @@ def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> No
         in_place = path.resolve().parent == target.resolve().parent
         is_shard = sharded and in_place and pattern.fullmatch(path.name)
         if is_shard or (target.exists() and path.samefile(target)):
-            raise DataCommandError(f"{path} would be read and, as {target}, be written; choose another name")
+            raise DataCommandError(
+                f"{path} would be read and, as {target}, be written; choose another name"
+            )
 
 
 def _packing(target: Path, compression: Compression | None) -> Literal["GZIP", "ZLIB"] | None:
@@ -91,5 +105,7 @@ def _packing(target: Path, compression: Compression | None) -> Literal["GZIP", "
     if compression is None:
         return by_suffix
     if by_suffix not in (None, asked[compression]):
-        raise DataCommandError(f"{target} would be {by_suffix} by its suffix, and --compression says {compression}")
+        raise DataCommandError(
+            f"{target} would be {by_suffix} by its suffix, and --compression says {compression}"
+        )
     return asked[compression]

@@ -18,10 +18,14 @@ _SMALL = 1 << 24  # cells that do no harm
 _INTEGER = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")  # 007 is a name, and would come back as 7
 _PADDED = re.compile(r"\s*[+-]?0[0-9].*")
 # Without two ways to match the same digits, which would take time quadratic in their number.
-_NUMBER = re.compile(r"\s*[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)\s*", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"\s*[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)\s*", re.IGNORECASE
+)
 
 
-def read_csv(paths: Sequence[Path], delimiter: str, max_row_bytes: int = MAX_LINE_BYTES) -> Iterator[Row]:
+def read_csv(
+    paths: Sequence[Path], delimiter: str, max_row_bytes: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
     """The rows of tables with the same columns, each up to `max_row_bytes`. A first reading finds their kinds."""
     kinds, names = ColumnKinds(), _common_names(paths, delimiter, max_row_bytes)
     with Bar("looking at", paths) as bar:
@@ -34,7 +38,14 @@ def read_csv(paths: Sequence[Path], delimiter: str, max_row_bytes: int = MAX_LIN
         for path in paths:
             for where, cells in _cells(bar, path, delimiter, max_row_bytes):
                 named = zip(names[path], cells, strict=True)
-                yield Row(where, {name: _value(kinds.get(name), cell, name, where) for name, cell in named if cell})
+                yield Row(
+                    where,
+                    {
+                        name: _value(kinds.get(name), cell, name, where)
+                        for name, cell in named
+                        if cell
+                    },
+                )
 
 
 def write_csv(path: Path, names: Sequence[str], rows: Iterator[Row], delimiter: str) -> int:
@@ -67,7 +78,9 @@ def find_columns(rows: Iterable[Row]) -> list[str]:
                 raise DataCommandError(f"{where}: {found}; write .jsonl or .npz instead")
     if count * len(names) > _SMALL + _SPARSE * values_in_all:
         size = f"{count:,} rows of {len(names):,} columns"
-        raise DataCommandError(f"a table of {size} would be nearly empty, with {values_in_all:,} values; write .jsonl")
+        raise DataCommandError(
+            f"a table of {size} would be nearly empty, with {values_in_all:,} values; write .jsonl"
+        )
     return sorted(names)
 
 
@@ -118,7 +131,9 @@ def _common_names(paths: Sequence[Path], delimiter: str, limit: int) -> dict[Pat
     for path in paths:
         if sorted(names[path]) != sorted(first):
             differing = sorted(set(names[path]) ^ set(first))[0]
-            raise DataCommandError(f"{path} and {paths[0]}: only one has a column {differing}; convert them one by one")
+            raise DataCommandError(
+                f"{path} and {paths[0]}: only one has a column {differing}; convert them one by one"
+            )
     return names
 
 
@@ -126,12 +141,20 @@ def _names(path: Path, delimiter: str, limit: int) -> list[str]:
     with Bar("looking at", [path]) as bar:
         where, names = next(_rows(bar, path, delimiter, limit), ("", []))
     if not names:
-        raise DataCommandError(f"{path} is empty; wanted is a first line with the names of the columns")
+        raise DataCommandError(
+            f"{path} is empty; wanted is a first line with the names of the columns"
+        )
     earlier: set[str] = set()
     for number, name in enumerate(names):
         if not name or name in earlier:
-            problem = f"a second column is named {printable(name)}" if name else f"column {number + 1} has no name"
-            raise DataCommandError(f"{where}: {problem}; the first line gives each a name of its own")
+            problem = (
+                f"a second column is named {printable(name)}"
+                if name
+                else f"column {number + 1} has no name"
+            )
+            raise DataCommandError(
+                f"{where}: {problem}; the first line gives each a name of its own"
+            )
         earlier.add(name)
     return names
 

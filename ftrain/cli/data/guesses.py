@@ -43,7 +43,9 @@ def print_record(title: str, record: bytes, guess: "SchemaGuess") -> None:
         typer.echo(f"  {_printable(name)}: {_shorten(values)}")
     for name, steps in lists.items():
         first = f", the first: {_shorten(steps[0])}" if steps else ""
-        typer.echo(f"  {_printable(name)}: {len(steps)} {'step' if len(steps) == 1 else 'steps'}{first}")
+        typer.echo(
+            f"  {_printable(name)}: {len(steps)} {'step' if len(steps) == 1 else 'steps'}{first}"
+        )
 
 
 def spec_lines(guess: "SchemaGuess") -> list[str]:
@@ -54,7 +56,11 @@ def spec_lines(guess: "SchemaGuess") -> list[str]:
     kinds = sorted({type(entry).__name__ for entry in [*entries, *steps]})
     lines = [f"from ftrain.formats import {', '.join(kinds)}", ""] if kinds else []
     for name, guesses in named.items():
-        lines += [f"{name} = {{", *(f"    {_spec_line(key, found)}" for key, found in guesses.items()), "}"]
+        lines += [
+            f"{name} = {{",
+            *(f"    {_spec_line(key, found)}" for key, found in guesses.items()),
+            "}",
+        ]
     return lines
 
 
@@ -91,14 +97,24 @@ def _print_features(title: str, guesses: "Mapping[str, FeatureGuess]") -> None:
     has_steps = any(guess.steps for guess in guesses.values())
     typer.echo(f"\n{title}")
     table = Table(box=None)
-    for column in ("name", "kind", *(["steps"] if has_steps else []), "values", "missing", "range", "spec"):
+    for column in (
+        "name",
+        "kind",
+        *(["steps"] if has_steps else []),
+        "values",
+        "missing",
+        "range",
+        "spec",
+    ):
         table.add_column(column, overflow="fold")
     for name, guess in guesses.items():
         steps = [_span(guess.steps or (0, 0))] if has_steps else []
         total = guess.missing + guess.present
         missing = f"{guess.missing / total:.1%}" if guess.missing else ""
         values = _span(guess.counts) if guess.present else ""
-        table.add_row(_printable(name), _kind(guess), *steps, values, missing, _looks(guess), _entry(guess))
+        table.add_row(
+            _printable(name), _kind(guess), *steps, values, missing, _looks(guess), _entry(guess)
+        )
     print_table(table)
 
 
@@ -115,7 +131,9 @@ def _looks(guess: "FeatureGuess") -> str:
         return f"{guess.not_finite:,} not finite" if guess.not_finite else ""
     if "bytes" in guess.kinds:
         return _looks_of_bytes(guess, (int(guess.range[0]), int(guess.range[1])))
-    low, high = (f"{value}" if "int64" in guess.kinds else show_number(value) for value in guess.range)
+    low, high = (
+        f"{value}" if "int64" in guess.kinds else show_number(value) for value in guess.range
+    )
     not_finite = f", {guess.not_finite:,} not finite" if guess.not_finite else ""
     return (low if low == high else f"{low} to {high}") + not_finite
 
@@ -123,7 +141,13 @@ def _looks(guess: "FeatureGuess") -> str:
 def _looks_of_bytes(guess: "FeatureGuess", lengths: tuple[int, int]) -> str:
     looks = " and ".join(sorted(guess.looks)) or "empty"
     shapes = sorted({shape for shape in guess.image_shapes if shape})
-    size = f" {shapes[0][0]} x {shapes[0][1]}" if len(shapes) == 1 else f" of {len(shapes)} sizes" if shapes else ""
+    size = (
+        f" {shapes[0][0]} x {shapes[0][1]}"
+        if len(shapes) == 1
+        else f" of {len(shapes)} sizes"
+        if shapes
+        else ""
+    )
     return f"{looks}{size}, {_span(lengths)} {'byte' if lengths == (1, 1) else 'bytes'}"
 
 
@@ -159,7 +183,11 @@ def _shorten_bytes(value: bytes) -> str:
         more = f" ... {len(value):,} bytes" if len(value) > _RAW else ""
         return f"{value[:_RAW].hex(' ')}{more}"
     text = value.decode()
-    return _quoted(text) if len(text) <= _TEXT else f"{_quoted(text[:_TEXT])} ... {len(text):,} characters"
+    return (
+        _quoted(text)
+        if len(text) <= _TEXT
+        else f"{_quoted(text[:_TEXT])} ... {len(text):,} characters"
+    )
 
 
 def _printable(text: str) -> str:

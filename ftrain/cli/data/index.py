@@ -14,7 +14,10 @@ from ftrain.cli.tables import show_bytes
 def index(
     files: Files,
     skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Read everything, and leave damaged records out of the index.")
+        bool,
+        typer.Option(
+            "--skip-damaged", help="Read everything, and leave damaged records out of the index."
+        ),
     ] = False,
 ) -> None:
     """Write the index of each plain file of records beside it, as FILE.index, for reading records in any order."""

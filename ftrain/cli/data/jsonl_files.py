@@ -30,7 +30,9 @@ def read_jsonl(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES) -> I
     kinds.check()
     for where, features in _flat_rows("converting", paths, max_line_bytes):
         named = features.items()
-        yield Row(where, {name: _as_array(kinds.get(name), values, name, where) for name, values in named})
+        yield Row(
+            where, {name: _as_array(kinds.get(name), values, name, where) for name, values in named}
+        )
 
 
 def write_jsonl(path: Path, single: set[str], rows: Iterator[Row]) -> int:
@@ -78,9 +80,13 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise DataCommandError(f"{where} is no JSON: {error.msg} at column {error.colno}") from None
     except ValueError:
-        raise DataCommandError(f"{where} has a number of too many digits; write it as a float, such as 1e20") from None
+        raise DataCommandError(
+            f"{where} has a number of too many digits; write it as a float, such as 1e20"
+        ) from None
     if not isinstance(found, dict):
-        raise DataCommandError(f'{where} is a {type(found).__name__}, wanted an object such as {{"x": [1, 2]}}')
+        raise DataCommandError(
+            f'{where} is a {type(found).__name__}, wanted an object such as {{"x": [1, 2]}}'
+        )
     return found
 
 
@@ -120,7 +126,9 @@ def _scalar(value: Any, name: str, where: str) -> int | float | bytes:
         if isinstance(value, dict) and list(value) == ["base64"]:
             return base64.b64decode(value["base64"], validate=True)
     except (UnicodeEncodeError, binascii.Error, TypeError, ValueError) as error:
-        raise DataCommandError(f"{where}: feature {name} is no text and no base64: {error}") from None
+        raise DataCommandError(
+            f"{where}: feature {name} is no text and no base64: {error}"
+        ) from None
     found = {type(None): "null in a list", dict: "an object"}.get(type(value), f"{value!r}")
     raise DataCommandError(
         f'{where}: feature {name} is {found}, wanted numbers, text, {{"base64": "..."}}, or lists of one of them'
@@ -131,7 +139,9 @@ def _kind(values: Sequence[Any], name: str, where: str) -> str | None:
     """The kind of flat values; None if there are none."""
     kinds = {_NAMES[kind] for kind in set(map(type, values))}
     if "bytes" in kinds and len(kinds) > 1:
-        raise DataCommandError(f"{where}: feature {name} has text and numbers in one list; give them two names")
+        raise DataCommandError(
+            f"{where}: feature {name} has text and numbers in one list; give them two names"
+        )
     return "float" if "float" in kinds else next(iter(kinds), None)
 
 

@@ -9,8 +9,16 @@ from ftrain.cli.data.errors import DataCommandError
 Kind = Literal["csv", "tsv", "jsonl", "npz", "records"]
 KNOWN = "known are .csv, .tsv, .jsonl, .npz, and .tfrecord, also followed by .gz or .zlib"
 
-_TABLES: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".npz": "npz"}
-_RECORDS = re.compile(r"\.(tfrecords?|records?)(-\d+-of-\d+)?(\.(gz|gzip|z|zz|zlib))?\Z", re.IGNORECASE)
+_TABLES: dict[str, Kind] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".npz": "npz",
+}
+_RECORDS = re.compile(
+    r"\.(tfrecords?|records?)(-\d+-of-\d+)?(\.(gz|gzip|z|zz|zlib))?\Z", re.IGNORECASE
+)
 
 
 def target_kind(path: Path) -> Kind:
@@ -25,7 +33,9 @@ def source_kind(path: Path) -> Kind:
     """The kind of a file by its suffix; files of records, which have any name, also by how they begin."""
     kind = _by_name(path) or ("records" if _begins_with_record(path) else None)
     if kind is None:
-        raise DataCommandError(f"{path}: neither its suffix nor how it begins say what it is; {KNOWN}")
+        raise DataCommandError(
+            f"{path}: neither its suffix nor how it begins say what it is; {KNOWN}"
+        )
     return kind
 
 

@@ -18,7 +18,9 @@ from ftrain.formats.records.framing import MAX_RECORD_BYTES
 
 _CHUNK = 1 << 20  # bytes of all arrays together that are read at once, more or less
 _MOST_EMPTY = 1 << 20  # records that take no bytes of the archive
-_UNFOLDING = 64  # how many times as many bytes as its values an array of bytes of one length may have
+_UNFOLDING = (
+    64  # how many times as many bytes as its values an array of bytes of one length may have
+)
 
 
 def read_npz(paths: Sequence[Path], max_record_bytes: int = MAX_RECORD_BYTES) -> Iterator[Row]:
@@ -31,10 +33,15 @@ def read_npz(paths: Sequence[Path], max_record_bytes: int = MAX_RECORD_BYTES) ->
     with Bar("converting", paths) as bar:
         for path in paths:
             with _open(path) as archive, ExitStack() as members:
-                columns = [_Column(path, archive, info, members, max_record_bytes) for info in archive.infolist()]
+                columns = [
+                    _Column(path, archive, info, members, max_record_bytes)
+                    for info in archive.infolist()
+                ]
                 kinds = {column.name: column.kind for column in columns}
                 if len(kinds) < len(columns) or "" in kinds:
-                    raise DataCommandError(f"{path}: two of its arrays have the same name, or one has none")
+                    raise DataCommandError(
+                        f"{path}: two of its arrays have the same name, or one has none"
+                    )
                 first = kinds if first is None else first
                 if kinds != first:
                     raise DataCommandError(
@@ -65,7 +72,14 @@ def write_npz(path: Path, rows: Iterator[Row]) -> int:
 class _Column:
     """One array of an archive, read from its start to its end."""
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, members: ExitStack, limit: int):
+    def __init__(
+        self,
+        path: Path,
+        archive: zipfile.ZipFile,
+        member: zipfile.ZipInfo,
+        members: ExitStack,
+        limit: int,
+    ):
         self.name = member.filename.removesuffix(".npy")
         self._where = f"{path}: array {printable(self.name)}"
         with _refusing(f"{self._where} cannot be read"):
@@ -75,9 +89,13 @@ class _Column:
         shape, by_columns, self.dtype = header
         kinds = {"f": "float", "i": "int64", "u": "int64", "b": "int64", "S": "bytes", "U": "bytes"}
         if self.dtype.kind not in kinds:
-            raise DataCommandError(f"{self._where} is of dtype {self.dtype}, wanted numbers, bytes ('S') or text ('U')")
+            raise DataCommandError(
+                f"{self._where} is of dtype {self.dtype}, wanted numbers, bytes ('S') or text ('U')"
+            )
         if not shape:
-            raise DataCommandError(f"{self._where} is a single value, wanted an array with one entry for each record")
+            raise DataCommandError(
+                f"{self._where} is a single value, wanted an array with one entry for each record"
+            )
         self.kind, self.length, self._width = kinds[self.dtype.kind], shape[0], math.prod(shape[1:])
         self._check_size(header, member, limit)
         self._whole = self._read_by_columns(shape) if by_columns and len(shape) > 1 else None
@@ -88,7 +106,11 @@ class _Column:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """The entries from `start` on, as rows; it begins where the last call ended."""
-        table = self._read(count * self._width).reshape(count, self._width) if self._whole is None else self._whole
+        table = (
+            self._read(count * self._width).reshape(count, self._width)
+            if self._whole is None
+            else self._whole
+        )
         table = table if self._whole is None else table[start : start + count]
         if self.kind == "float":
             return as_floats(table, self.name, self._where)
@@ -154,7 +176,10 @@ def _rows(path: Path, columns: Sequence[_Column]) -> Iterator[Row]:
     for start in range(0, length, chunk):
         tables = {column.name: column.read(start, min(chunk, length - start)) for column in columns}
         for place in range(min(chunk, length - start)):
-            yield Row(f"{path}: entry {start + place}", {name: table[place] for name, table in tables.items()})
+            yield Row(
+                f"{path}: entry {start + place}",
+                {name: table[place] for name, table in tables.items()},
+            )
 
 
 def _size(row: Row) -> int:
@@ -167,7 +192,9 @@ def _without_text(table: np.ndarray) -> np.ndarray:
     return np.char.encode(table, "utf-8") if table.dtype.kind == "U" else table
 
 
-def _check(values: np.ndarray | None, earlier: list[np.ndarray] | None, name: str, where: str) -> None:
+def _check(
+    values: np.ndarray | None, earlier: list[np.ndarray] | None, name: str, where: str
+) -> None:
     """An error if the values of a feature cannot be stacked upon those of the records before."""
     if values is None or earlier is None:
         problem = "is missing in it or in others before"

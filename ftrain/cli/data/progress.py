@@ -38,7 +38,12 @@ class Bar:
     def __init__(self, verb: str, paths: Sequence[Path]):
         console = Console(stderr=True)
         self._shown = console.is_terminal
-        columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
+        columns = [
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        ]
         self._progress = Progress(
             *columns,
             TextColumn("{task.fields[count]}"),
@@ -51,7 +56,9 @@ class Bar:
         self._sizes = {path: path.stat().st_size for path in paths}
         self._task = self._progress.add_task(verb, total=sum(self._sizes.values()) or 1, count="")
 
-    def follow(self, path: Path, items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[Item]:
+    def follow(
+        self, path: Path, items: Iterable[Item], size: Callable[[Item], int]
+    ) -> Iterator[Item]:
         """The same items of a file, of `size` bytes of it each."""
         if not self._shown:
             yield from items
@@ -74,7 +81,9 @@ class Bar:
         if self._shown:
             now = self._before + min(done, self._sizes[path])  # sizes may be of what was compressed
             count = f"{self._count:,}" if self._count else ""
-            self._progress.update(self._task, completed=now, count=count, description=f"{self._verb} {path.name}")
+            self._progress.update(
+                self._task, completed=now, count=count, description=f"{self._verb} {path.name}"
+            )
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -24,6 +24,8 @@ def follow_records(
     # Nobody knows how many bytes of a compressed file a record takes: the bar moves when all of it has been read.
     share = 0 if detect_compression(path) else 1
     limit = max_record_bytes or MAX_RECORD_BYTES
-    records = read_records(path, verify=verify, on_damage=on_damage, damages=damages, max_record_bytes=limit)
+    records = read_records(
+        path, verify=verify, on_damage=on_damage, damages=damages, max_record_bytes=limit
+    )
     with named(path):
         yield from bar.follow(path, records, lambda record: share * (len(record) + FRAME))

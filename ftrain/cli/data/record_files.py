@@ -25,7 +25,9 @@ def read_bytes(
             with told_with(
                 f"`ftrain data verify {shlex.quote(str(path))}` tells what is damaged in it and what is not"
             ):
-                for number, record in enumerate(follow_records(bar, path, max_record_bytes=max_record_bytes)):
+                for number, record in enumerate(
+                    follow_records(bar, path, max_record_bytes=max_record_bytes)
+                ):
                     yield f"{path}: record {number}", record
 
 
@@ -37,7 +39,9 @@ def read_examples(
         kind = record_kind(record)
         if kind != "example":
             found = "is a SequenceExample" if kind == "sequence" else "is no Example"
-            raise DataCommandError(f"{where} {found}, and only Examples become tables; .tfrecord keeps it as it is")
+            raise DataCommandError(
+                f"{where} {found}, and only Examples become tables; .tfrecord keeps it as it is"
+            )
         yield Row(where, decode_example(record))
 
 
@@ -60,7 +64,9 @@ def write_records(
     what = f"{target}" if shard_records is None else f"shards of {target}"
     with named(target):
         with _told_if_there(what):
-            writer = RecordWriter(target, compression=compression, shard_records=shard_records, overwrite=overwrite)
+            writer = RecordWriter(
+                target, compression=compression, shard_records=shard_records, overwrite=overwrite
+            )
         try:
             count = sum(1 for _ in map(writer.write, records))
             writer.close()
@@ -82,6 +88,10 @@ def _told_if_there(what: str) -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
-        if error.filename is not None:  # not of the writer's check, but of a directory that is a file
+        if (
+            error.filename is not None
+        ):  # not of the writer's check, but of a directory that is a file
             raise
-        raise DataCommandError(f"{what}: already there; choose another name, or --overwrite") from None
+        raise DataCommandError(
+            f"{what}: already there; choose another name, or --overwrite"
+        ) from None

@@ -24,7 +24,9 @@ _SAMPLE_BYTES = 1 << 24
 
 def show(
     files: Files,
-    examples: Annotated[int, typer.Option(min=0, max=_SAMPLE, help="How many of the first records to show.")] = 3,
+    examples: Annotated[
+        int, typer.Option(min=0, max=_SAMPLE, help="How many of the first records to show.")
+    ] = 3,
 ) -> None:
     """Show what FILES hold: how many records, which features they have, a spec that parses them, and the first ones."""
     from ftrain.cli.data.guesses import print_guess, print_record
@@ -33,7 +35,9 @@ def show(
 
     paths = match(files)
     with interruptible(), Bar("reading", paths) as bar:
-        surveys = [_survey(bar, path, _share(number, len(paths))) for number, path in enumerate(paths)]
+        surveys = [
+            _survey(bar, path, _share(number, len(paths))) for number, path in enumerate(paths)
+        ]
     _print_files(surveys)
     sample = [record for survey in surveys for record in survey.sample]
     if not sample:
@@ -41,7 +45,11 @@ def show(
         return
     guess = guess_schema(sample)
     print_guess(guess)
-    first = ((survey.path, number, record) for survey in surveys for number, record in enumerate(survey.sample))
+    first = (
+        (survey.path, number, record)
+        for survey in surveys
+        for number, record in enumerate(survey.sample)
+    )
     for path, number, record in islice(first, examples):
         print_record(f"{path}: record {number}", record, guess)
 
@@ -81,7 +89,9 @@ def _hinting(path: Path) -> Iterator[None]:
     from ftrain.cli.data.errors import DataCommandError, told_with
     from ftrain.formats.records.framing import HEADER_CUT, HEADER_WRONG, DamagedRecordError
 
-    with told_with(f"`ftrain data verify {shlex.quote(str(path))}` tells what is damaged in it and what is not"):
+    with told_with(
+        f"`ftrain data verify {shlex.quote(str(path))}` tells what is damaged in it and what is not"
+    ):
         try:
             yield
         except DamagedRecordError as error:
@@ -128,10 +138,16 @@ def _print_files(surveys: Sequence[_Survey]) -> None:
 
     table = Table(box=None)
     for column in ("file", "compression", "records", "size", "shortest", "mean", "longest"):
-        table.add_column(column, justify="left" if column in ("file", "compression") else "right", overflow="fold")
+        table.add_column(
+            column,
+            justify="left" if column in ("file", "compression") else "right",
+            overflow="fold",
+        )
     sizes = [survey.path.stat().st_size for survey in surveys]
     for survey, size in zip(surveys, sizes, strict=True):
-        table.add_row(f"{survey.path}", survey.compression or "none", *_figures(survey.lengths, size))
+        table.add_row(
+            f"{survey.path}", survey.compression or "none", *_figures(survey.lengths, size)
+        )
     if len(surveys) > 1:
         lengths = np.concatenate([survey.lengths for survey in surveys])
         table.add_row(f"{len(surveys):,} files", "", *_figures(lengths, sum(sizes)))
@@ -140,4 +156,8 @@ def _print_files(surveys: Sequence[_Survey]) -> None:
 
 def _figures(lengths: "np.ndarray", size: int) -> list[str]:
     spread = [lengths.min(), lengths.mean(), lengths.max()] if len(lengths) else []
-    return [f"{len(lengths):,}", show_bytes(size), *(show_bytes(float(length)) for length in spread)]
+    return [
+        f"{len(lengths):,}",
+        show_bytes(size),
+        *(show_bytes(float(length)) for length in spread),
+    ]

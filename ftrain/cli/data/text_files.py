@@ -34,4 +34,6 @@ def read_lines(bar: Bar, path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> It
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 found = f"byte {error.start + 1} is {line[error.start] if error.start < len(line) else 0:#04x}"
-                raise DataCommandError(f"{path}: line {number} is no UTF-8 ({found}); convert it to that") from None
+                raise DataCommandError(
+                    f"{path}: line {number} is no UTF-8 ({found}); convert it to that"
+                ) from None

@@ -16,7 +16,10 @@ _SHOWN = 20
 def verify(
     files: Files,
     everything: Annotated[
-        bool, typer.Option("--all", help=f"All that is damaged, not only the first {_SHOWN} places of a file.")
+        bool,
+        typer.Option(
+            "--all", help=f"All that is damaged, not only the first {_SHOWN} places of a file."
+        ),
     ] = False,
     max_record_bytes: MaxRecordBytes = None,
 ) -> None:
@@ -28,21 +31,31 @@ def verify(
     with interruptible(), Bar("verifying", paths) as bar:
         for path in paths:
             damages: list[DamagedRecordError] = []
-            records = follow_records(bar, path, on_damage="skip", damages=damages, max_record_bytes=max_record_bytes)
+            records = follow_records(
+                bar, path, on_damage="skip", damages=damages, max_record_bytes=max_record_bytes
+            )
             count = sum(1 for _ in records)
             good, damaged, places = good + count, damaged + bool(damages), places + len(damages)
             state = f"DAMAGED in {_number(len(damages), 'place')}" if damages else "good"
-            typer.echo(f"{path}: {_number(count, 'record')}, {show_bytes(path.stat().st_size)}, {state}")
+            typer.echo(
+                f"{path}: {_number(count, 'record')}, {show_bytes(path.stat().st_size)}, {state}"
+            )
             _tell(damages, len(damages) if everything else _SHOWN)
     if damaged or len(paths) > 1:
-        ending = f"damage in {_number(places, 'place')} of {_number(damaged, 'file')}" if damaged else "no damage"
+        ending = (
+            f"damage in {_number(places, 'place')} of {_number(damaged, 'file')}"
+            if damaged
+            else "no damage"
+        )
         typer.echo(f"{_number(good, 'good record')} in {_number(len(paths), 'file')}, {ending}")
     raise typer.Exit(1 if damaged else 0)
 
 
 def _tell(damages: "list[DamagedRecordError]", most: int) -> None:
     for damage in damages[:most]:
-        where = f"byte {damage.offset:,}{' of the uncompressed data' if damage.uncompressed else ''}"
+        where = (
+            f"byte {damage.offset:,}{' of the uncompressed data' if damage.uncompressed else ''}"
+        )
         typer.echo(f"  record {damage.number:,} at {where}: {damage.reason}")
     if len(damages) > most:
         typer.echo(f"  and {len(damages) - most:,} more, which --all tells")

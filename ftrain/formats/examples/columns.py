@@ -13,7 +13,9 @@ ABSENT, BYTES, FLOAT, INT64 = range(4)
 BYTES_MESSAGE = 4  # bytes too, but the span is that of the whole list and not of its only value
 EMPTY = 5  # the feature is there, without any list
 KIND_NAMES = {ABSENT: "nothing", BYTES: "bytes", FLOAT: "floats", INT64: "integers"}
-PADDING = bytes(512)  # behind the last record, so that a window that begins inside of it ends in the buffer
+PADDING = bytes(
+    512
+)  # behind the last record, so that a window that begins inside of it ends in the buffer
 
 _SHORT = 64  # bytes up to this length are taken as a table
 _SPARSE = 32  # from this mean length on a loop over slices is faster than an index of every byte
@@ -21,8 +23,12 @@ _LONGEST_VARINT = 10
 _WORDS = (np.dtype("<u4"), np.dtype("<u8"))
 _FLAGS = (0x80808080, 0x8080808080808080)  # "more bytes follow", in each byte of a word
 # By the size of a varint: all of its bytes in a word, and the flags that it has, in every byte but the last.
-_BELOW = [np.array([(1 << 8 * size) - 1 for size in range(word.itemsize + 1)], word) for word in _WORDS]
-_MORE = [below[[0, *range(len(below) - 1)]] & flags for below, flags in zip(_BELOW, _FLAGS, strict=True)]
+_BELOW = [
+    np.array([(1 << 8 * size) - 1 for size in range(word.itemsize + 1)], word) for word in _WORDS
+]
+_MORE = [
+    below[[0, *range(len(below) - 1)]] & flags for below, flags in zip(_BELOW, _FLAGS, strict=True)
+]
 
 
 class UnusualError(ValueError):
@@ -134,7 +140,10 @@ def gather(data: bytes | bytearray, starts: np.ndarray, lengths: np.ndarray) -> 
         places += np.arange(total)
         return np.frombuffer(data, np.uint8)[places]
     view = memoryview(data)
-    pieces = [view[start:end] for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+    pieces = [
+        view[start:end]
+        for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    ]
     return np.frombuffer(bytearray().join(pieces), np.uint8)
 
 
@@ -154,7 +163,9 @@ def slice_objects(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.nd
         for number in np.flatnonzero(np.frombuffer(data, np.uint8)[ends - 1] == 0).tolist():
             values[number] = data[starts[number] : ends[number]]  # numpy drops zeros from the end
         return values
-    return as_objects([data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
+    return as_objects(
+        [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    )
 
 
 def largest(values: np.ndarray) -> int:
@@ -184,7 +195,9 @@ def _read_bytes(
     if not listed.any():
         return slice_objects(data, starts[present], lengths[present]), counts
     values = []
-    rows = zip(starts.tolist(), (starts + lengths).tolist(), present.tolist(), listed.tolist(), strict=True)
+    rows = zip(
+        starts.tolist(), (starts + lengths).tolist(), present.tolist(), listed.tolist(), strict=True
+    )
     for number, (start, end, is_present, is_listed) in enumerate(rows):
         if is_listed:
             several = _parse_list(data[start:end])
@@ -207,7 +220,9 @@ def _parse_list(body: bytes) -> list[bytes]:
         raise UnusualError("a list of bytes is damaged") from None
 
 
-def _read_integers(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _read_integers(
+    data: bytes, starts: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Packed varints: values and counts."""
     longest = largest(lengths)
     if longest <= 8 and np.count_nonzero(lengths) == len(lengths):  # perhaps one value each
@@ -231,15 +246,21 @@ def _decode_varints(packed: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -
     longest = largest(sizes)
     if longest <= 1:
         return packed.astype(np.int64)
-    words, _ = _read_words(packed.tobytes() + PADDING[:8], starts, np.minimum(sizes, 8), min(longest, 8))
+    words, _ = _read_words(
+        packed.tobytes() + PADDING[:8], starts, np.minimum(sizes, 8), min(longest, 8)
+    )
     values = _squeeze(words, min(longest, 8))
     for place in range(8, longest):  # of ten bytes the last one gives a single bit, the sign
         chosen = np.flatnonzero(sizes > place)
-        values[chosen] |= ((packed[starts[chosen] + place] & 127).astype(np.uint64) << (7 * place)).view(np.int64)
+        values[chosen] |= (
+            (packed[starts[chosen] + place] & 127).astype(np.uint64) << (7 * place)
+        ).view(np.int64)
     return values
 
 
-def _read_words(data: bytes, starts: np.ndarray, sizes: np.ndarray, longest: int) -> tuple[np.ndarray, int]:
+def _read_words(
+    data: bytes, starts: np.ndarray, sizes: np.ndarray, longest: int
+) -> tuple[np.ndarray, int]:
     """Varints of up to 4 or 8 bytes as words, without what is behind them, and which of the two words they are."""
     kind = 0 if longest <= 4 else 1
     word = _WORDS[kind]

@@ -25,13 +25,27 @@ class SpecError(ValueError):
 class MissingFeatureError(SpecError):
     """A record without a feature that has no default."""
 
-    def __init__(self, place: str, feature: str, wanted: str, record: int, there: Sequence[str] = ()):
+    def __init__(
+        self, place: str, feature: str, wanted: str, record: int, there: Sequence[str] = ()
+    ):
         names = f"; the record has {', '.join(sorted(there))}" if there else ""
-        super().__init__(f"{place}: feature {feature} has no values, {wanted}{names}; Fixed(default=...) gives some")
-        self.place, self.feature, self.wanted, self.record, self.there = place, feature, wanted, record, there
+        super().__init__(
+            f"{place}: feature {feature} has no values, {wanted}{names}; Fixed(default=...) gives some"
+        )
+        self.place, self.feature, self.wanted, self.record, self.there = (
+            place,
+            feature,
+            wanted,
+            record,
+            there,
+        )
 
     def __reduce__(self) -> tuple:
-        return MissingFeatureError, (self.place, self.feature, self.wanted, self.record, self.there), vars(self)
+        return (
+            MissingFeatureError,
+            (self.place, self.feature, self.wanted, self.record, self.there),
+            vars(self),
+        )
 
     def told_with(self, there: Sequence[str]) -> "MissingFeatureError":
         """The same, with the names of the features that the record has."""
@@ -44,7 +58,9 @@ def resolve_dtype(dtype: DType) -> np.dtype:
     if dtype is bytes or (isinstance(dtype, str) and dtype == "bytes"):
         return OBJECTS
     try:
-        found = np.dtype(getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype).newbyteorder("=")
+        found = np.dtype(
+            getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype
+        ).newbyteorder("=")
     except TypeError:
         found = None
     if found is None or not (number_kind(found) or found.kind == "b"):
@@ -60,15 +76,21 @@ def kind_of(dtype: np.dtype) -> int:
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
-    whole = isinstance(shape, tuple | list) and all(type(size) is int and size >= 0 for size in shape)
+    whole = isinstance(shape, tuple | list) and all(
+        type(size) is int and size >= 0 for size in shape
+    )
     if not whole or math.prod(shape) > _LARGEST_SHAPE:
-        raise ValueError(f"shape is {shape!r}, wanted a tuple of sizes such as (28, 28), or () for one value")
+        raise ValueError(
+            f"shape is {shape!r}, wanted a tuple of sizes such as (28, 28), or () for one value"
+        )
     return tuple(shape)
 
 
 def check_length(length: int | None, truncate: bool) -> None:
     if length is not None and (type(length) is not int or length < 0):
-        raise ValueError(f"length is {length!r}, wanted an integer from 0, or None for the longest of the batch")
+        raise ValueError(
+            f"length is {length!r}, wanted an integer from 0, or None for the longest of the batch"
+        )
     if truncate and length is None:
         raise ValueError("truncate=True cuts at a length; give it with length=...")
 
@@ -98,7 +120,9 @@ def checked_value(what: str, value: Any, dtype: DType) -> np.ndarray:
         )
     if not fits:
         name = "bytes" if resolved == OBJECTS else resolved
-        raise ValueError(f"{what} is {value!r}, which is no value of dtype {name}; give one that is")
+        raise ValueError(
+            f"{what} is {value!r}, which is no value of dtype {name}; give one that is"
+        )
     return _cast(array, resolved)
 
 
@@ -139,7 +163,10 @@ def pad_rows(values: np.ndarray, counts: np.ndarray, length: int | None, pad: An
 def split(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     """The values of each record."""
     ends = np.cumsum(counts)
-    return [values[start:end] for start, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
+    return [
+        values[start:end]
+        for start, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def _limits(dtype: np.dtype) -> tuple[int, int]:

@@ -77,14 +77,18 @@ class Fixed:
         if column.kinds[record] == ABSENT:
             return MissingFeatureError(where(record), name, wanted, record)
         found = f"has {column.counts[record]} value{'' if column.counts[record] == 1 else 's'}"
-        return SpecError(f"{where(record)}: feature {name} {found}, {wanted}; Padded and Ragged take any number")
+        return SpecError(
+            f"{where(record)}: feature {name} {found}, {wanted}; Padded and Ragged take any number"
+        )
 
     def _filling(self) -> np.ndarray:
         value = checked_value("default", self.default, self.dtype)
         try:
             return np.broadcast_to(value, self.shape)
         except ValueError:
-            raise ValueError(f"default has shape {value.shape}, wanted one value or shape {self.shape}") from None
+            raise ValueError(
+                f"default has shape {value.shape}, wanted one value or shape {self.shape}"
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +127,9 @@ class Padded:
             if not self.truncate:
                 record = int(long.argmax())
                 found = f"has {counts[record]} values, wanted at most {self.length}"
-                raise SpecError(f"{where(record)}: feature {name} {found}; Padded(truncate=True) cuts them")
+                raise SpecError(
+                    f"{where(record)}: feature {name} {found}; Padded(truncate=True) cuts them"
+                )
             values, counts = cut(values, counts, self.length)
         arrays = {name: pad_rows(values, counts, self.length, self.filling)}
         return arrays | ({self.lengths: counts.astype(np.int32)} if self.lengths else {})
@@ -143,7 +149,9 @@ class Ragged:
     def __post_init__(self) -> None:
         resolve_dtype(self.dtype)
         if self.flat and self.lengths is None:
-            raise ValueError("Ragged(flat=True) does not tell records apart; name an array for it with lengths='...'")
+            raise ValueError(
+                "Ragged(flat=True) does not tell records apart; name an array for it with lengths='...'"
+            )
 
     @property
     def kind(self) -> int:
@@ -169,7 +177,9 @@ class Raw:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
         if resolve_dtype(self.dtype) == OBJECTS:
-            raise TypeError("Raw holds numbers, not bytes; Fixed((), 'bytes') gives the value as it is")
+            raise TypeError(
+                "Raw holds numbers, not bytes; Fixed((), 'bytes') gives the value as it is"
+            )
 
     def outputs(self, name: str) -> list[str]:
         return [name]
@@ -181,9 +191,15 @@ class Raw:
         for record, value in enumerate(column.values):
             if len(value) != wanted:
                 what = f"has {len(value)} bytes, wanted {wanted} (shape {self.shape} of {dtype})"
-                raise SpecError(f"{where(record)}: feature {name} {what}; give the shape and dtype it was written with")
+                raise SpecError(
+                    f"{where(record)}: feature {name} {what}; give the shape and dtype it was written with"
+                )
         values = np.frombuffer(bytearray().join(column.values), np.uint8)
-        values = values != 0 if dtype.kind == "b" else values.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
+        values = (
+            values != 0
+            if dtype.kind == "b"
+            else values.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
+        )
         return {name: values.reshape(len(column.values), *self.shape)}
 
 
@@ -227,7 +243,9 @@ def check_kinds(name: str, column: Column, kind: int, where: Where) -> None:
         record = int(wrong.argmax())
         found = KIND_NAMES[int(column.kinds[record])]
         way = f"give the spec a dtype of {found}"
-        raise SpecError(f"{where(record)}: feature {name} has {found}, wanted {KIND_NAMES[kind]}; {way}")
+        raise SpecError(
+            f"{where(record)}: feature {name} has {found}, wanted {KIND_NAMES[kind]}; {way}"
+        )
 
 
 def _check_single(name: str, column: Column, where: Where, entry: str) -> None:
@@ -235,4 +253,6 @@ def _check_single(name: str, column: Column, where: Where, entry: str) -> None:
     if wrong.any():
         record = int(wrong.argmax())
         found = f"has {column.counts[record] or 'no'} values"
-        raise SpecError(f"{where(record)}: feature {name} {found}, wanted 1, the bytes of {entry}; see Ragged('bytes')")
+        raise SpecError(
+            f"{where(record)}: feature {name} {found}, wanted 1, the bytes of {entry}; see Ragged('bytes')"
+        )

@@ -31,7 +31,9 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 class FeatureGuess:
     """What one feature, or each step of a feature list, was seen to hold."""
 
-    kinds: set[str] = dataclasses.field(default_factory=set)  # "float", "int64", "bytes"; several if records differ
+    kinds: set[str] = dataclasses.field(
+        default_factory=set
+    )  # "float", "int64", "bytes"; several if records differ
     present: int = 0  # records, or steps, that have a list of values, if an empty one
     missing: int = 0  # those that have none
     counts: tuple[int, int] = (0, 0)  # the least and the most values
@@ -74,12 +76,18 @@ class FeatureGuess:
         values = getattr(message, field).value
         count, kind = len(values), _KINDS[field]
         self.kinds.add(kind)
-        self.counts = (min(self.counts[0], count), max(self.counts[1], count)) if self.present else (count, count)
+        self.counts = (
+            (min(self.counts[0], count), max(self.counts[1], count))
+            if self.present
+            else (count, count)
+        )
         self.present += 1
         if kind == "bytes":
             self._add_bytes(values)
         elif count:
-            self._add_numbers(np.fromiter(values, np.float32 if kind == "float" else np.int64, count))
+            self._add_numbers(
+                np.fromiter(values, np.float32 if kind == "float" else np.int64, count)
+            )
 
     def _add_numbers(self, values: np.ndarray) -> None:
         if values.dtype == np.float32:
@@ -98,7 +106,11 @@ class FeatureGuess:
                 self.image_shapes.add(image_shape(value))
 
     def _widen(self, low: float, high: float) -> None:
-        self.range = (low, high) if self.range is None else (min(low, self.range[0]), max(high, self.range[1]))
+        self.range = (
+            (low, high)
+            if self.range is None
+            else (min(low, self.range[0]), max(high, self.range[1]))
+        )
 
 
 @dataclasses.dataclass
@@ -129,12 +141,17 @@ def guess_schema(records: Sequence[bytes]) -> SchemaGuess:
     # Records of no bytes are Examples in theory, but tell nothing.
     if not any(known):
         return SchemaGuess("other", len(records), len(records), {}, {})
-    guess = SchemaGuess("sequence" if "sequence" in kinds else "example", len(records), kinds.count("other"), {}, {})
+    guess = SchemaGuess(
+        "sequence" if "sequence" in kinds else "example", len(records), kinds.count("other"), {}, {}
+    )
     for number, record in enumerate(known):
         message = SequenceExample.FromString(record)
         _add(guess.features, message.context.feature, number)
         _add_lists(guess.lists, message.feature_lists.feature_list, number)
-    guess.features, guess.lists = dict(sorted(guess.features.items())), dict(sorted(guess.lists.items()))
+    guess.features, guess.lists = (
+        dict(sorted(guess.features.items())),
+        dict(sorted(guess.lists.items())),
+    )
     return guess
 
 

@@ -14,7 +14,17 @@ import numpy as np
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-_DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, OverflowError, struct.error, zlib.error)
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
 _LOCK = threading.Lock()
 _MOST_PIXELS = 1 << 26  # below the number from which Pillow suspects a decompression bomb
 
@@ -40,10 +50,14 @@ def decode_image(data: bytes, shape: tuple[int, int, int]) -> np.ndarray:
             is_wanted = image.size == (width, height)
             pixels = _pixels(image, _MODES[channels]) if is_wanted else None
         except _DAMAGE as error:
-            raise ValueError(f"has {len(data)} bytes of an image that is damaged: {error}") from None
+            raise ValueError(
+                f"has {len(data)} bytes of an image that is damaged: {error}"
+            ) from None
     if pixels is None:
         found = f"holds an image of {image.size[1]} x {image.size[0]} (height x width)"
-        raise ValueError(f"{found}, wanted {height} x {width}; resize images before they are written")
+        raise ValueError(
+            f"{found}, wanted {height} x {width}; resize images before they are written"
+        )
     return pixels.reshape(shape)
 
 
@@ -53,7 +67,9 @@ def _image_class(data: bytes) -> Any:
         return _classes()[0]
     if data.startswith(_JPEG):
         return _classes()[1]
-    raise ValueError(f"has {len(data)} bytes that are no PNG or JPEG image: they begin with {data[:8]!r}")
+    raise ValueError(
+        f"has {len(data)} bytes that are no PNG or JPEG image: they begin with {data[:8]!r}"
+    )
 
 
 @functools.cache
@@ -61,7 +77,9 @@ def _classes() -> tuple[Any, Any]:
     try:
         from PIL import JpegImagePlugin, PngImagePlugin
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("images are decoded by Pillow: pip install 'ftrain[images]'", name="PIL") from None
+        raise ModuleNotFoundError(
+            "images are decoded by Pillow: pip install 'ftrain[images]'", name="PIL"
+        ) from None
 
     class JpegFile(JpegImagePlugin.JpegImageFile):
         def getexif(self) -> Any:  # read for the resolution only, with warnings if it is damaged

@@ -43,16 +43,24 @@ class Layout:
         self._masks = np.frombuffer(mask, np.uint64).reshape(-1, 1)
         self._pattern = np.frombuffer(head, np.uint64).reshape(-1, 1) & self._masks
         self._last_word = int.from_bytes(b"\xff" * (_WORD - self._width + self._size), "little")
-        self._known: dict[bytes, int | None] = {}  # the lengths in rows that were all there was in a batch
+        self._known: dict[
+            bytes, int | None
+        ] = {}  # the lengths in rows that were all there was in a batch
 
     def match(self, data: bytes, places: np.ndarray) -> Match | None:
         """Which of the entries that begin at `places` have this layout; None if none has."""
         rows = windows(data, self._width)[places]
-        columns = rows.view(np.uint64).reshape(len(places), -1).T.copy()  # long rows are compared faster
+        columns = (
+            rows.view(np.uint64).reshape(len(places), -1).T.copy()
+        )  # long rows are compared faster
         columns[-1] &= self._last_word  # without what is behind the head
         if _all(columns == columns[:, :1]):  # as with values of one size everywhere
             length = self._single_length(columns[:, 0].copy())
-            return None if length is None else Match(None, places + self._size, np.full(len(places), length))
+            return (
+                None
+                if length is None
+                else Match(None, places + self._size, np.full(len(places), length))
+            )
         equal = (columns & self._masks) == self._pattern
         fits = None
         if not _all(equal):
@@ -68,7 +76,9 @@ class Layout:
         if not self._varints:
             return np.zeros(len(table), np.int64), None
         # Single bytes are compared as such: below 128 their differences cannot be taken for others.
-        *outer, lengths = (_decode(table, place, size, self._is_narrow) for place, size in self._varints)
+        *outer, lengths = (
+            _decode(table, place, size, self._is_narrow) for place, size in self._varints
+        )
         agree = (lengths & 3) == 0 if self.kind == FLOAT else None
         for (place, size), values in zip(self._varints[:-1], outer, strict=True):
             equal = values - (self._size - place - size) == lengths
@@ -140,7 +150,9 @@ class _Reader:
         if self.peek() != tag:
             return False
         size = 1
-        while size <= _LONGEST_LENGTH and self._data[self.place + size] >= 128:  # the padding ends every varint
+        while (
+            size <= _LONGEST_LENGTH and self._data[self.place + size] >= 128
+        ):  # the padding ends every varint
             size += 1
         first, self.place = self.place + 1, self.place + 1 + size
         self.length = sum((self._data[first + n] & 127) << 7 * n for n in range(size))
@@ -179,7 +191,9 @@ def _decode(table: np.ndarray, place: int, size: int, is_narrow: bool) -> np.nda
     return values
 
 
-def _narrow(fits: np.ndarray | None, agree: np.ndarray | None, starts: np.ndarray, lengths: np.ndarray) -> Match | None:
+def _narrow(
+    fits: np.ndarray | None, agree: np.ndarray | None, starts: np.ndarray, lengths: np.ndarray
+) -> Match | None:
     """A match of those that both masks keep; `agree` is over those that `fits` kept."""
     if agree is None:
         return Match(fits, starts, lengths)

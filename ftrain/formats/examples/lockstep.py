@@ -25,7 +25,9 @@ class Walker:
         self._wanted = {key.encode(): number for number, key in enumerate(wanted)}
         self._expected: dict[int, tuple[Layout, ...]] = {}
 
-    def walk(self, data: bytes, starts: np.ndarray, ends: np.ndarray) -> tuple[list[Spans], np.ndarray]:
+    def walk(
+        self, data: bytes, starts: np.ndarray, ends: np.ndarray
+    ) -> tuple[list[Spans], np.ndarray]:
         """The spans of each wanted feature, and a mask of the records that were left out, whose spans say nothing.
 
         `data` ends with PADDING. UnusualError if the payload of a feature that is not wanted is damaged.
@@ -56,7 +58,9 @@ class _Walk:
         self._odd = np.zeros(len(starts), bool)
         self._found: dict[int, Spans] = {}
         self._unwanted: list[Spans] = []
-        self._tries = 16 + len(starts) // 8  # patterns that may fail on some before parsing would be faster
+        self._tries = (
+            16 + len(starts) // 8
+        )  # patterns that may fail on some before parsing would be faster
 
     def run(self, wanted: int) -> tuple[list[Spans], np.ndarray]:
         self._step(_HEADER, None, find_header)
@@ -69,7 +73,9 @@ class _Walk:
         self._drop(np.flatnonzero(self._places < self._ends))
         for spans in self._unwanted:
             check_spans(self._data, spans)
-        spans = [self._found.get(number) or Spans.absent(len(self._ends)) for number in range(wanted)]
+        spans = [
+            self._found.get(number) or Spans.absent(len(self._ends)) for number in range(wanted)
+        ]
         return spans, self._odd
 
     def _step(self, step: int, chosen: np.ndarray | None, find: _Finder) -> None:
@@ -77,12 +83,18 @@ class _Walk:
         met: dict[Layout, int] = {}
         untried = list(self._walker.expected(step))
         while (chosen is None or len(chosen) >= _FEW) and self._tries:
-            layout = untried.pop(0) if untried else self._look(0 if chosen is None else int(chosen[0]), find)
+            layout = (
+                untried.pop(0)
+                if untried
+                else self._look(0 if chosen is None else int(chosen[0]), find)
+            )
             if layout is None:  # so the first one is left out
                 chosen = np.arange(len(self._ends)) if chosen is None else chosen
                 self._drop(chosen[:1])
                 chosen = chosen[1:]
-            elif match := layout.match(self._data, self._places if chosen is None else self._places[chosen]):
+            elif match := layout.match(
+                self._data, self._places if chosen is None else self._places[chosen]
+            ):
                 met[layout] = len(match.starts)
                 matched, chosen = _split(chosen, match, len(self._ends))
                 self._advance(layout, matched, match, is_header=step == _HEADER)
@@ -95,7 +107,9 @@ class _Walk:
     def _look(self, number: int, find: _Finder) -> Layout | None:
         return find(self._data, int(self._places[number]), int(self._ends[number]))
 
-    def _advance(self, layout: Layout, matched: np.ndarray | None, match: Match, *, is_header: bool) -> None:
+    def _advance(
+        self, layout: Layout, matched: np.ndarray | None, match: Match, *, is_header: bool
+    ) -> None:
         stops = match.starts + match.lengths
         ends = self._ends if matched is None else self._ends[matched]
         inside = stops == ends if is_header else stops <= ends
@@ -114,7 +128,9 @@ class _Walk:
 
     def _record(self, layout: Layout, matched: np.ndarray | None, match: Match) -> None:
         number = self._walker.find(layout.key)
-        spans = Spans(np.full(len(match.starts), layout.kind, np.uint8), match.starts, match.lengths)
+        spans = Spans(
+            np.full(len(match.starts), layout.kind, np.uint8), match.starts, match.lengths
+        )
         if number is None:
             if layout.kind in (INT64, BYTES_MESSAGE):
                 self._unwanted.append(spans)
@@ -131,7 +147,9 @@ class _Walk:
         self._places[records] = self._ends[records]
 
 
-def _split(chosen: np.ndarray | None, match: Match, count: int) -> tuple[np.ndarray | None, np.ndarray]:
+def _split(
+    chosen: np.ndarray | None, match: Match, count: int
+) -> tuple[np.ndarray | None, np.ndarray]:
     """Those of the chosen that the match is about (None: all records), and the others."""
     if match.fits is None:
         return chosen, np.empty(0, np.int64)

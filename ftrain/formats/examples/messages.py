@@ -14,15 +14,23 @@ from google.protobuf.message import DecodeError
 
 FeatureArrays = dict[str, np.ndarray | None]
 
-_LISTS = {"bytes_list": "BytesList", "float_list": "FloatList", "int64_list": "Int64List"}  # numbered 1, 2, 3
+_LISTS = {
+    "bytes_list": "BytesList",
+    "float_list": "FloatList",
+    "int64_list": "Int64List",
+}  # numbered 1, 2, 3
 _INT64 = np.iinfo(np.int64)
 
 
 def _make_pool() -> descriptor_pool.DescriptorPool:
     # A pool of our own does not collide with the one of TensorFlow in the same process.
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="example.proto", package="tensorflow", syntax="proto3"
+    )
     kinds = descriptor_pb2.FieldDescriptorProto
-    for name, kind in zip(_LISTS.values(), (kinds.TYPE_BYTES, kinds.TYPE_FLOAT, kinds.TYPE_INT64), strict=True):
+    for name, kind in zip(
+        _LISTS.values(), (kinds.TYPE_BYTES, kinds.TYPE_FLOAT, kinds.TYPE_INT64), strict=True
+    ):
         values = file.message_type.add(name=name).field
         values.add(name="value", number=1, label=kinds.LABEL_REPEATED, type=kind)
     feature = file.message_type.add(name="Feature")
@@ -52,7 +60,9 @@ def _add_message(
 
 def _add_map(message: descriptor_pb2.DescriptorProto, name: str, kind: str) -> None:
     # A map is a repeated entry of key and value; the name of the entry's type is prescribed.
-    entry = message.nested_type.add(name="".join(word.capitalize() for word in name.split("_")) + "Entry")
+    entry = message.nested_type.add(
+        name="".join(word.capitalize() for word in name.split("_")) + "Entry"
+    )
     entry.options.map_entry = True
     field = entry.field.add(name="key", number=1)
     field.label, field.type = field.LABEL_OPTIONAL, field.TYPE_STRING
@@ -93,7 +103,9 @@ def decode_example(data: bytes) -> FeatureArrays:
     return _arrays(parse_message(Example, data).features)
 
 
-def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> bytes:
+def encode_sequence_example(
+    context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]
+) -> bytes:
     """The bytes of a SequenceExample: features of the whole, and under each name one feature for each step."""
     example = SequenceExample()
     example.context.SetInParent()
@@ -106,11 +118,15 @@ def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[s
     return example.SerializeToString(deterministic=True)
 
 
-def decode_sequence_example(data: bytes) -> tuple[FeatureArrays, dict[str, list[np.ndarray | None]]]:
+def decode_sequence_example(
+    data: bytes,
+) -> tuple[FeatureArrays, dict[str, list[np.ndarray | None]]]:
     """The context of a SequenceExample, and the steps of each of its feature lists."""
     example = parse_message(SequenceExample, data)
     lists = example.feature_lists.feature_list
-    return _arrays(example.context), {name: [_array(step) for step in lists[name].feature] for name in sorted(lists)}
+    return _arrays(example.context), {
+        name: [_array(step) for step in lists[name].feature] for name in sorted(lists)
+    }
 
 
 def parse_message(kind: Any, data: bytes) -> Any:
@@ -132,14 +148,18 @@ def _entry(entries: Any, name: str) -> Any:
     try:
         return entries[name]
     except UnicodeEncodeError:
-        raise ValueError(f"feature name {name!r} is no Unicode text, which names have to be") from None
+        raise ValueError(
+            f"feature name {name!r} is no Unicode text, which names have to be"
+        ) from None
 
 
 def _fill(feature: Any, value: Any, what: str) -> None:
     if value is None:
         return
     if isinstance(value, list | tuple) and not value:
-        raise TypeError(f"{what} is an empty list, which has no kind; give np.array([], np.float32), int or 'S'")
+        raise TypeError(
+            f"{what} is an empty list, which has no kind; give np.array([], np.float32), int or 'S'"
+        )
     if isinstance(value, bytes | bytearray | memoryview):
         value = [bytes(value)]
     array = _as_array(value, what)
@@ -163,7 +183,9 @@ def _as_array(value: Any, what: str) -> np.ndarray:
     try:  # as objects, so that no value is turned into another kind for its neighbour's sake
         return np.array(value, object)
     except ValueError as error:
-        raise TypeError(f"{what} has values that do not fit together: {error}; give one flat list or array") from None
+        raise TypeError(
+            f"{what} has values that do not fit together: {error}; give one flat list or array"
+        ) from None
 
 
 def number_kind(dtype: np.dtype) -> str:
@@ -182,15 +204,21 @@ def _convert_objects(array: np.ndarray, what: str) -> tuple[np.ndarray, str]:
     values = array.ravel().tolist()
     kinds = {kind: _object_kind(kind) for kind in set(map(type, values))}
     found = set(kinds.values()) or {"bytes"}
-    found |= {"U": {"str"}, "b": {"bool"}}.get(array.dtype.kind, set())  # also when there are no values
+    found |= {"U": {"str"}, "b": {"bool"}}.get(
+        array.dtype.kind, set()
+    )  # also when there are no values
     for kind, way in {"bool": ".astype(int)", "str": ".encode()"}.items():
         if kind in found:
-            raise TypeError(f"{what} is {kind}, wanted floats, integers or bytes; convert it with {way}")
+            raise TypeError(
+                f"{what} is {kind}, wanted floats, integers or bytes; convert it with {way}"
+            )
     if found == {"integer", "float"}:
         found = {"float"}
     if len(found) > 1 or "" in found:
         names = " and ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(f"{what} has values of type {names}, wanted one flat list of floats, integers or bytes")
+        raise TypeError(
+            f"{what} has values of type {names}, wanted one flat list of floats, integers or bytes"
+        )
     try:
         return np.array(values, float if found == {"float"} else object), found.pop()
     except OverflowError:
@@ -212,7 +240,9 @@ def _checked_integers(array: np.ndarray, what: str) -> list[int]:
         values = [int(value) for value in values]
     for value in (min(values, default=0), max(values, default=0)):
         if not _INT64.min <= value <= _INT64.max:
-            raise ValueError(f"{what} has the value {value}, wanted {_INT64.min} to {_INT64.max}: integers are int64")
+            raise ValueError(
+                f"{what} has the value {value}, wanted {_INT64.min} to {_INT64.max}: integers are int64"
+            )
     return values
 
 

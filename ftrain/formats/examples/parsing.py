@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ftrain.formats.examples.columns import PADDING, Column, Payloads, Spans, UnusualError, join_payloads, read_column
+from ftrain.formats.examples.columns import (
+    PADDING,
+    Column,
+    Payloads,
+    Spans,
+    UnusualError,
+    join_payloads,
+    read_column,
+)
 from ftrain.formats.examples.conversions import MissingFeatureError, SpecError, Where
 from ftrain.formats.examples.features import Entry, Fixed, Image, Padded, Ragged, Raw, check_kinds
 from ftrain.formats.examples.lockstep import Walker
@@ -37,7 +45,9 @@ class ExampleParser:
         check_spec(self.spec, _ENTRIES)
         self._walker = Walker(list(self.spec))
 
-    def __call__(self, records: Sequence[bytes], where: Where | None = None) -> dict[str, np.ndarray]:
+    def __call__(
+        self, records: Sequence[bytes], where: Where | None = None
+    ) -> dict[str, np.ndarray]:
         where = where or name_record
         columns = self._columns_together(records) if len(records) >= _FEW else None
         if columns is None:
@@ -79,7 +89,10 @@ class ExampleParser:
         return join_payloads(payloads, data)
 
     def _read(self, data: bytes, found: Sequence[Spans]) -> list[Column]:
-        return [read_column(data, spans, entry.kind) for spans, entry in zip(found, self.spec.values(), strict=True)]
+        return [
+            read_column(data, spans, entry.kind)
+            for spans, entry in zip(found, self.spec.values(), strict=True)
+        ]
 
 
 def check_spec(spec: Mapping[str, Any], entries: tuple[type, ...]) -> None:
@@ -88,10 +101,14 @@ def check_spec(spec: Mapping[str, Any], entries: tuple[type, ...]) -> None:
     for name, entry in spec.items():
         if not isinstance(name, str) or not isinstance(entry, entries):
             wanted = ", ".join(kind.__name__ for kind in entries)
-            raise TypeError(f"the spec of feature {name!r} is {entry!r}, wanted a str and one of {wanted}")
+            raise TypeError(
+                f"the spec of feature {name!r} is {entry!r}, wanted a str and one of {wanted}"
+            )
         for output in entry.outputs(name):
             if output in names or (output != name and output in spec):
-                raise ValueError(f"two arrays would be named {output!r}; give feature {name!r} another lengths='...'")
+                raise ValueError(
+                    f"two arrays would be named {output!r}; give feature {name!r} another lengths='...'"
+                )
             names.add(output)
 
 
@@ -104,12 +121,16 @@ def parse_record(kind: Any, data: bytes, number: int, where: Where) -> Any:
     try:
         message = parse_message(kind, data)
     except ValueError as error:
-        raise SpecError(f"{where(number)}: {error}; was it written as another kind of record?") from None
+        raise SpecError(
+            f"{where(number)}: {error}; was it written as another kind of record?"
+        ) from None
     message.DiscardUnknownFields()
     return message
 
 
-def make_arrays(spec: Mapping[str, Any], columns: Sequence[Column], where: Where) -> dict[str, np.ndarray]:
+def make_arrays(
+    spec: Mapping[str, Any], columns: Sequence[Column], where: Where
+) -> dict[str, np.ndarray]:
     arrays = {}
     for (name, entry), column in zip(spec.items(), columns, strict=True):
         check_kinds(name, column, entry.kind, where)

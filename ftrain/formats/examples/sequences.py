@@ -44,11 +44,15 @@ class Steps:
 
     def __post_init__(self) -> None:
         if not isinstance(self.step, Fixed):
-            raise TypeError(f"step is {self.step!r}, wanted a Fixed; steps of varying size are Ragged, without Steps")
+            raise TypeError(
+                f"step is {self.step!r}, wanted a Fixed; steps of varying size are Ragged, without Steps"
+            )
         check_length(self.length, self.truncate)
         shape = checked_value("pad", self.filling, self.step.dtype).shape
         if shape not in ((), self.step.shape):
-            raise ValueError(f"pad has shape {shape}, wanted a single value or the shape of a step, {self.step.shape}")
+            raise ValueError(
+                f"pad has shape {shape}, wanted a single value or the shape of a step, {self.step.shape}"
+            )
 
     @property
     def filling(self) -> Any:
@@ -63,7 +67,9 @@ class Steps:
             if not self.truncate:
                 record = int(long.argmax())
                 found = f"has {counts[record]} steps, wanted at most {self.length}"
-                raise SpecError(f"{where(record)}: feature list {name} {found}; Steps(truncate=True) cuts them")
+                raise SpecError(
+                    f"{where(record)}: feature list {name} {found}; Steps(truncate=True) cuts them"
+                )
             values, counts = cut(values, counts, self.length)
         arrays = {name: pad_rows(values, counts, self.length, self.filling)}
         return arrays | ({self.lengths: counts.astype(np.int32)} if self.lengths else {})
@@ -119,10 +125,15 @@ def _step_entry(entry: Steps | Ragged) -> Fixed | Ragged:
 
 def _columns(payloads: Mapping[str, Payloads], spec: Mapping[str, Any]) -> list[Column]:
     spans, data = join_payloads(list(payloads.values()), b"")
-    return [read_column(data, part, entry.kind) for part, entry in zip(spans, spec.values(), strict=True)]
+    return [
+        read_column(data, part, entry.kind)
+        for part, entry in zip(spans, spec.values(), strict=True)
+    ]
 
 
-def _list_arrays(name: str, entry: Steps | Ragged, column: Column, counts: np.ndarray, where: Where) -> _Arrays:
+def _list_arrays(
+    name: str, entry: Steps | Ragged, column: Column, counts: np.ndarray, where: Where
+) -> _Arrays:
     """The steps of all records are parsed as if they were records, and then told apart."""
     ends = np.cumsum(counts)
 

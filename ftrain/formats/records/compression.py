@@ -41,7 +41,9 @@ class ByteStream:
         except BaseException:
             self._file.close()
             raise
-        self._inflate = zlib.decompressobj(WINDOW_BITS[self.compression]) if self.compression else None
+        self._inflate = (
+            zlib.decompressobj(WINDOW_BITS[self.compression]) if self.compression else None
+        )
         # A file of no bytes holds no record, whatever its compression should be.
         self._ended, self._failure = not self._pending, ""
 
@@ -91,7 +93,9 @@ class ByteStream:
 
     def _decompress(self, piece: bytes, size: int) -> bytes:
         assert self._inflate is not None
-        before = self._inflate.copy()  # a call that fails gives nothing, not even what came before the damage
+        before = (
+            self._inflate.copy()
+        )  # a call that fails gives nothing, not even what came before the damage
         try:
             data = self._inflate.decompress(piece, size)
         except zlib.error as error:
@@ -132,7 +136,9 @@ class DeflatedFile:
 
 def check_compression(compression: object) -> None:
     if compression not in ("auto", "GZIP", "ZLIB", None):
-        raise ValueError(f'compression is {compression!r}; it must be "auto", "GZIP", "ZLIB" or None for plain files')
+        raise ValueError(
+            f'compression is {compression!r}; it must be "auto", "GZIP", "ZLIB" or None for plain files'
+        )
 
 
 def detect_compression(path: str | Path) -> str | None:
@@ -146,7 +152,11 @@ def _choose(path: str | Path, head: bytes, compression: Compression) -> str | No
     if compression == "auto":
         return seen
     # A file that looks like nothing may be a damaged one of the compression that was asked for.
-    if seen == compression or not head or (seen is None and parse_header(head[: HEADER.size]) is None):
+    if (
+        seen == compression
+        or not head
+        or (seen is None and parse_header(head[: HEADER.size]) is None)
+    ):
         return compression
     found = seen or "a plain record file"
     wanted = compression or "a plain record file"

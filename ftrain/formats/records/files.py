@@ -57,9 +57,14 @@ class RecordFiles:
         check_compression(compression)
         self.paths = match_files(files)
         self._verify = verify
-        indices = [_index(path, on_damage, sidecar, cache, compression, max_record_bytes) for path in self.paths]
+        indices = [
+            _index(path, on_damage, sidecar, cache, compression, max_record_bytes)
+            for path in self.paths
+        ]
         self.damages = [damage for index in indices for damage in index.damages]
-        self._plain = [absolute(index.path) for index in indices]  # whatever the working directory becomes
+        self._plain = [
+            absolute(index.path) for index in indices
+        ]  # whatever the working directory becomes
         self._packed = [index.path != path for index, path in zip(indices, self.paths, strict=True)]
         self._marks = [(index.size, index.mtime_ns) for index in indices]
         self._damaged_at = [[damage.offset for damage in index.damages] for index in indices]
@@ -82,7 +87,9 @@ class RecordFiles:
         self._raise_at(_wrong_headers(data, places, lengths.astype(np.uint64)), rows, HEADER_WRONG)
         begins = places + HEADER.size
         ends = begins + lengths
-        records = [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        records = [
+            data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
         if self._verify:
             crcs = np.fromiter(map(google_crc32c.value, records), np.uint32, len(records))
             self._raise_at(mask_crcs(crcs) != _gather(data, ends, "<u4"), rows, DATA_WRONG)
@@ -97,10 +104,14 @@ class RecordFiles:
     def _check_numbers(self, numbers: np.ndarray | Sequence[int]) -> np.ndarray:
         rows = np.asarray(numbers)
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iuO"):
-            raise TypeError(f"record numbers must be integers in one dimension, got {rows.dtype} {rows.shape}")
+            raise TypeError(
+                f"record numbers must be integers in one dimension, got {rows.dtype} {rows.shape}"
+            )
         wrong = (rows < 0) | (rows >= len(self))
         if wrong.any():
-            raise IndexError(f"there is no record {rows[wrong][0]}: {len(self.paths)} files hold {len(self)} records")
+            raise IndexError(
+                f"there is no record {rows[wrong][0]}: {len(self.paths)} files hold {len(self)} records"
+            )
         return rows.astype(np.int64)
 
     def _collect(self, rows: np.ndarray, lengths: np.ndarray) -> tuple[mmap | bytes, np.ndarray]:
@@ -150,20 +161,28 @@ def _index(
     with ByteStream(path, compression) as stream:
         packed = stream.compression is not None
     if cache is None or not packed:
-        return index_records(path, on_damage=on_damage, sidecar=sidecar, max_record_bytes=max_record_bytes)
+        return index_records(
+            path, on_damage=on_damage, sidecar=sidecar, max_record_bytes=max_record_bytes
+        )
     plain = unpack(path, cache, compression, on_damage)
     try:
-        index = index_records(plain, on_damage=on_damage, sidecar=sidecar, max_record_bytes=max_record_bytes)
+        index = index_records(
+            plain, on_damage=on_damage, sidecar=sidecar, max_record_bytes=max_record_bytes
+        )
     except DamagedRecordError as damage:
         raise _told_of(path, damage) from None
     return replace(index, damages=tuple(_told_of(path, damage) for damage in index.damages))
 
 
 def _told_of(source: Path, damage: DamagedRecordError) -> DamagedRecordError:
-    return DamagedRecordError(source, damage.number, damage.offset, damage.reason, uncompressed=True)
+    return DamagedRecordError(
+        source, damage.number, damage.offset, damage.reason, uncompressed=True
+    )
 
 
-def _collect_near(view: mmap, offsets: np.ndarray, sizes: np.ndarray) -> tuple[mmap | bytes, np.ndarray]:
+def _collect_near(
+    view: mmap, offsets: np.ndarray, sizes: np.ndarray
+) -> tuple[mmap | bytes, np.ndarray]:
     """The frames of one file: where their sizes are much the same, in one copy of as many bytes for each.
 
     Records all over a large file are waited for one by one if each is sliced from the map; in one copy, together.
@@ -171,7 +190,9 @@ def _collect_near(view: mmap, offsets: np.ndarray, sizes: np.ndarray) -> tuple[m
     width = int(sizes.max())
     if width > _WIDEST or width * len(sizes) > 2 * int(sizes.sum()):
         return view, offsets
-    starts = np.minimum(offsets, len(view) - width)  # near the end of the file it begins before the record
+    starts = np.minimum(
+        offsets, len(view) - width
+    )  # near the end of the file it begins before the record
     frames = np.ndarray(len(view) - width + 1, f"V{width}", view, 0, (1,))[starts]
     return frames.tobytes(), np.arange(len(starts)) * width + (offsets - starts)
 

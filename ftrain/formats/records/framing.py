@@ -24,7 +24,9 @@ class DamagedRecordError(ValueError):
     `uncompressed` says that `offset` counts the bytes of the uncompressed data.
     """
 
-    def __init__(self, path: str | Path, number: int, offset: int, reason: str, *, uncompressed: bool = False):
+    def __init__(
+        self, path: str | Path, number: int, offset: int, reason: str, *, uncompressed: bool = False
+    ):
         note = " (the offset is that in the uncompressed data)" if uncompressed else ""
         super().__init__(f"{path}: record {number} at byte {offset} is damaged: {reason}{note}")
         self.path, self.number, self.offset, self.reason = Path(path), number, offset, reason
@@ -32,7 +34,11 @@ class DamagedRecordError(ValueError):
 
     # An exception is rebuilt from its arguments when it passes from one process to another.
     def __reduce__(self) -> tuple:
-        return _rebuild_error, (self.path, self.number, self.offset, self.reason, self.uncompressed), vars(self)
+        return (
+            _rebuild_error,
+            (self.path, self.number, self.offset, self.reason, self.uncompressed),
+            vars(self),
+        )
 
 
 def frame_record(data: bytes) -> bytes:
@@ -49,5 +55,7 @@ def parse_header(header: bytes) -> int | None:
     return length if crc == masked_crc(header[:8]) else None
 
 
-def _rebuild_error(path: Path, number: int, offset: int, reason: str, uncompressed: bool) -> DamagedRecordError:
+def _rebuild_error(
+    path: Path, number: int, offset: int, reason: str, uncompressed: bool
+) -> DamagedRecordError:
     return DamagedRecordError(path, number, offset, reason, uncompressed=uncompressed)

@@ -56,7 +56,9 @@ def index_records(
         if sidecar and _unchanged(path, status):
             save_sidecar(path, status, on_damage, frames, max_record_bytes)
     _refuse_long(path, frames, max_record_bytes)
-    return RecordIndex(path, frames.offsets, frames.lengths, status.st_size, status.st_mtime_ns, frames.damages)
+    return RecordIndex(
+        path, frames.offsets, frames.lengths, status.st_size, status.st_mtime_ns, frames.damages
+    )
 
 
 def _refuse_long(path: Path, frames: Frames, limit: int) -> None:

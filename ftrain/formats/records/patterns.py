@@ -31,7 +31,9 @@ def match_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
 
 def _match(entry: str) -> list[Path]:
     if os.path.isdir(entry):
-        raise IsADirectoryError(f"{entry}: is a directory; for all the files in it write {os.path.join(entry, '*')}")
+        raise IsADirectoryError(
+            f"{entry}: is a directory; for all the files in it write {os.path.join(entry, '*')}"
+        )
     if os.path.lexists(entry):
         return [Path(entry)]
     if not glob.has_magic(entry):
@@ -53,7 +55,11 @@ def _expand(pattern: str) -> list[str]:
         return [path for parent in parents for path in _below(parent)]
     if not glob.has_magic(tail):
         return [path for parent in parents if os.path.lexists(path := os.path.join(parent, tail))]
-    return [os.path.join(parent, name) for parent in parents for name in fnmatch.filter(_visible(parent, tail), tail)]
+    return [
+        os.path.join(parent, name)
+        for parent in parents
+        for name in fnmatch.filter(_visible(parent, tail), tail)
+    ]
 
 
 def _below(directory: str) -> list[str]:
@@ -67,13 +73,19 @@ def _below(directory: str) -> list[str]:
 
 def _visible(directory: str, pattern: str = "") -> list[str]:
     """The names in a directory that a wildcard stands for: hidden ones only if the pattern begins with a dot."""
-    return [name for name in list_names(Path(directory or ".")) if not name.startswith(".") or pattern.startswith(".")]
+    return [
+        name
+        for name in list_names(Path(directory or "."))
+        if not name.startswith(".") or pattern.startswith(".")
+    ]
 
 
 def _is_data(path: str) -> bool:
     if os.path.isdir(path) or path.endswith(WRITING):
         return False
-    return not (path.endswith(SUFFIX) and (os.path.exists(path.removesuffix(SUFFIX)) or is_sidecar(path)))
+    return not (
+        path.endswith(SUFFIX) and (os.path.exists(path.removesuffix(SUFFIX)) or is_sidecar(path))
+    )
 
 
 def _nearby(entry: str) -> str:

@@ -101,7 +101,12 @@ class RecordScan:
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         data, at, delivered, start = b"", 0, 0, 0
-        known, verify, crc_of, crc_at = self._known, self._verify, google_crc32c.value, FOOTER.unpack_from
+        known, verify, crc_of, crc_at = (
+            self._known,
+            self._verify,
+            google_crc32c.value,
+            FOOTER.unpack_from,
+        )
         while True:
             header = data[at : at + 12]
             length = known.get(header)
@@ -124,7 +129,10 @@ class RecordScan:
                 record = data[at + 12 : end - 4]
                 crc = crc_of(record) if verify else 0
             # The mask is written out here: a call for each record would take longer than its checksum.
-            if verify and crc_at(data, end - 4)[0] != ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF:
+            if (
+                verify
+                and crc_at(data, end - 4)[0] != ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+            ):
                 self._damaged(start + at, delivered, DATA_WRONG)
                 place = self._beyond(start + at, end - at)
                 if place is None:
@@ -188,7 +196,9 @@ class RecordScan:
     def _damaged(self, offset: int, delivered: int, reason: str) -> None:
         number = delivered + self._damages
         self._damages, self._damaged_after = self._damages + 1, delivered
-        self._report(DamagedRecordError(self._path, number, offset, reason, uncompressed=self._uncompressed))
+        self._report(
+            DamagedRecordError(self._path, number, offset, reason, uncompressed=self._uncompressed)
+        )
 
 
 def _read(
@@ -200,12 +210,19 @@ def _read(
     max_record_bytes: int,
 ) -> Iterator[bytes]:
     unseen: list[DamagedRecordError] = []
-    report = raise_damage if on_damage == "raise" else (unseen if damages is None else damages).append
+    report = (
+        raise_damage if on_damage == "raise" else (unseen if damages is None else damages).append
+    )
     with ByteStream(path, compression) as stream:
-        for _, data in RecordScan(path, stream, report, verify=verify, max_record_bytes=max_record_bytes):
+        for _, data in RecordScan(
+            path, stream, report, verify=verify, max_record_bytes=max_record_bytes
+        ):
             yield data
     if unseen:
-        warnings.warn(f"{len(unseen)} damaged regions were left out of {path}; the first: {unseen[0]}", stacklevel=2)
+        warnings.warn(
+            f"{len(unseen)} damaged regions were left out of {path}; the first: {unseen[0]}",
+            stacklevel=2,
+        )
 
 
 def raise_damage(damage: DamagedRecordError) -> None:

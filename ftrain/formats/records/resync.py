@@ -28,7 +28,9 @@ class Window:
         self.start = 0  # a multiple of _SUM
         self.failure = ""  # why the stream cannot be read any further, if it is damaged
         self._stream = stream
-        self._sums = [0]  # of all bytes from some place on, up to _sums_start, then to each _SUM bytes after it
+        self._sums = [
+            0
+        ]  # of all bytes from some place on, up to _sums_start, then to each _SUM bytes after it
         self._sums_start = 0
 
     @property
@@ -151,7 +153,9 @@ class RecordSearch:
         return wanted == mask_crc(window.crc(place + HEADER.size, end))
 
 
-def _find_headers(data: bytes, start: int, count: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
+def _find_headers(
+    data: bytes, start: int, count: int, longest: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return where from `start` on headers with right checksums are, and the lengths in them, at most `longest`."""
     lengths = np.ndarray(count, "<u8", data, start, (1,))  # of a header at every byte
     crcs = np.ndarray(count, "<u4", data, start + 8, (1,))

@@ -29,11 +29,16 @@ def sidecar_path(path: Path) -> Path:
 
 
 def load_sidecar(
-    path: Path, status: os.stat_result, on_damage: OnDamage, max_record_bytes: int = MAX_RECORD_BYTES
+    path: Path,
+    status: os.stat_result,
+    on_damage: OnDamage,
+    max_record_bytes: int = MAX_RECORD_BYTES,
 ) -> Frames | None:
     """The frames of the record file `path` as its sidecar has them; None if it has none that can be used."""
     try:
-        return _parse(path, _read(sidecar_path(path), status.st_size), status, on_damage, max_record_bytes)
+        return _parse(
+            path, _read(sidecar_path(path), status.st_size), status, on_damage, max_record_bytes
+        )
     # Whatever is wrong with it, the index is built again.
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error):
         return None
@@ -81,7 +86,9 @@ def _remove(path: Path) -> None:
         return  # in a directory that takes no files there is none to remove either
 
 
-def _format(path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames, limit: int) -> bytes:
+def _format(
+    path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames, limit: int
+) -> bytes:
     header = {
         **identity(path, status),
         "count": len(frames.offsets),
@@ -114,20 +121,28 @@ def _read(sidecar: Path, size: int) -> bytes:
     return sidecar.read_bytes()
 
 
-def _parse(path: Path, content: bytes, status: os.stat_result, on_damage: OnDamage, limit: int) -> Frames | None:
+def _parse(
+    path: Path, content: bytes, status: os.stat_result, on_damage: OnDamage, limit: int
+) -> Frames | None:
     start = len(_MAGIC) + _UINT32.size
-    if not content.startswith(_MAGIC) or _UINT32.unpack(content[-4:])[0] != google_crc32c.value(content[:-4]):
+    if not content.startswith(_MAGIC) or _UINT32.unpack(content[-4:])[0] != google_crc32c.value(
+        content[:-4]
+    ):
         return None
     end = start + _UINT32.unpack_from(content, len(_MAGIC))[0]
     header = json.loads(content[start:end])
     if any(header[name] != value for name, value in identity(path, status).items()):
         return None
-    offsets, lengths = np.frombuffer(content[end:-4], "<i8").astype(np.int64).reshape(2, header["count"])
+    offsets, lengths = (
+        np.frombuffer(content[end:-4], "<i8").astype(np.int64).reshape(2, header["count"])
+    )
     damages = tuple(_damage(path, *entry) for entry in header["damages"])
     frames = Frames(offsets, lengths, damages)
     if on_damage == "skip" and header.get("max_record_bytes", MAX_RECORD_BYTES) != limit:
         return None  # under another limit other records are damaged
-    usable = header["mode"] == on_damage or (on_damage == "raise" and header["mode"] == "skip" and not damages)
+    usable = header["mode"] == on_damage or (
+        on_damage == "raise" and header["mode"] == "skip" and not damages
+    )
     return frames if usable and _is_sound(frames, status.st_size) else None
 
 

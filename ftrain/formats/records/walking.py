@@ -40,7 +40,9 @@ def _verify_all(path: Path, max_record_bytes: int) -> Frames:
     damages: list[DamagedRecordError] = []
     offsets, lengths = array("q"), array("q")
     with ByteStream(path, None) as stream:
-        for offset, data in RecordScan(path, stream, damages.append, max_record_bytes=max_record_bytes):
+        for offset, data in RecordScan(
+            path, stream, damages.append, max_record_bytes=max_record_bytes
+        ):
             offsets.append(offset)
             lengths.append(len(data))
     return Frames(_integers(offsets), _integers(lengths), tuple(damages))
@@ -78,7 +80,9 @@ def _follow_headers(path: Path) -> Frames:
 def _length(path: Path, header: bytes, number: int, at: int) -> int:
     length = parse_header(header)
     if length is None:
-        raise DamagedRecordError(path, number, at, HEADER_WRONG if len(header) == HEADER.size else HEADER_CUT)
+        raise DamagedRecordError(
+            path, number, at, HEADER_WRONG if len(header) == HEADER.size else HEADER_CUT
+        )
     return length
 
 

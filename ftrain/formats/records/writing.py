@@ -43,9 +43,13 @@ class RecordWriter:
         _check(compression, shard_records, shard_bytes)
         self.path = Path(expanded(path))
         self.paths: list[Path] = []
-        self._compression = SUFFIXES.get(self.path.suffix.lower()) if compression == "auto" else compression
+        self._compression = (
+            SUFFIXES.get(self.path.suffix.lower()) if compression == "auto" else compression
+        )
         self._records_limit, self._bytes_limit = shard_records, shard_bytes
-        self._names = _Names(self.path, sharded=shard_records is not None or shard_bytes is not None)
+        self._names = _Names(
+            self.path, sharded=shard_records is not None or shard_bytes is not None
+        )
         self._names.check_free(overwrite)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._closed, self._failed, self._shards = False, False, 0
@@ -61,7 +65,9 @@ class RecordWriter:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Appends one record."""
         if self._closed:
-            raise ValueError(f"{self.path}: the writer is closed; write before close(), or within the with block")
+            raise ValueError(
+                f"{self.path}: the writer is closed; write before close(), or within the with block"
+            )
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(
                 f"{self.path}: a record must be bytes, got {type(data).__name__}; "
@@ -79,7 +85,9 @@ class RecordWriter:
             return
         if self._failed:
             self._leave()
-            raise ValueError(f"{self.path}: not complete, as a write failed; what there is ends in {WRITING}")
+            raise ValueError(
+                f"{self.path}: not complete, as a write failed; what there is ends in {WRITING}"
+            )
         self._closed = True
         try:
             self._end_shard()
@@ -101,7 +109,10 @@ class RecordWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self.close()
@@ -131,7 +142,9 @@ class RecordWriter:
 
     def _begin_shard(self) -> None:
         self._file: BinaryIO = open(self._names.unfinished(self._shards), "wb")  # noqa: SIM115 - _end_shard closes it
-        self._output = self._file if self._compression is None else DeflatedFile(self._file, self._compression)
+        self._output = (
+            self._file if self._compression is None else DeflatedFile(self._file, self._compression)
+        )
         self._records, self._bytes, self._shards = 0, 0, self._shards + 1
 
     def _end_shard(self) -> None:
@@ -167,7 +180,9 @@ class _Names:
             raise IsADirectoryError(f"{self._path}: is a directory; give the name of a file in it")
         if not overwrite and (earlier := self._earlier()):
             more = f" and {len(earlier) - 1} more" if len(earlier) > 1 else ""
-            raise FileExistsError(f"{earlier[0]}{more}: exists already; pass overwrite=True to replace it")
+            raise FileExistsError(
+                f"{earlier[0]}{more}: exists already; pass overwrite=True to replace it"
+            )
 
     def publish(self, shards: int) -> list[Path]:
         earlier = self._earlier()
@@ -228,7 +243,9 @@ def _suffix(path: Path) -> str:
 
 def _check(compression: str | None, shard_records: int | None, shard_bytes: int | None) -> None:
     if compression not in (None, "auto", *WINDOW_BITS):
-        raise ValueError(f'compression is {compression!r}; it must be "auto", "GZIP", "ZLIB" or None')
+        raise ValueError(
+            f'compression is {compression!r}; it must be "auto", "GZIP", "ZLIB" or None'
+        )
     for name, limit in (("shard_records", shard_records), ("shard_bytes", shard_bytes)):
         if limit is not None and limit < 1:
             raise ValueError(f"{name} is {limit}; it must be at least 1, or None for no limit")
