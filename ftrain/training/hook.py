@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ftrain.coordination import Coordinator
+from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
-from ftrain.training.objective import Batch
-from ftrain.training.replay import Past
+from ftrain.training.replay import PastStep
 from ftrain.training.state import TrainState
 from ftrain.training.trigger import Trigger, never
 
@@ -31,7 +31,7 @@ class Host(Protocol):
     def save(self, report: "Report") -> None: ...
     def flops(self) -> float | None: ...
     def hook_states(self) -> dict[str, Mapping[str, Any]]: ...
-    def past(self, step: int) -> Past: ...
+    def past(self, step: int) -> PastStep: ...
 
 
 class Report:
@@ -136,7 +136,7 @@ class Report:
         """What all hooks remember, for whoever saves the state; see `Hook.state`."""
         return self._host.hook_states()
 
-    def past(self, step: int) -> Past:
+    def past(self, step: int) -> PastStep:
         """An earlier step, to be looked at again."""
         return self._host.past(step)
 
@@ -252,7 +252,7 @@ class Hook:
         The report has what was published at the last step. What other hooks publish in their `end` comes by `receive`.
         """
 
-    def failed(self, error: Exception, past: Past | None) -> None:
+    def failed(self, error: Exception, past: PastStep | None) -> None:
         """Once, when an exception ended the run; `past` is the step that failed, if it was a step."""
 
     def close(self) -> None:

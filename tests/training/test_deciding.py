@@ -3,7 +3,7 @@
 import pytest
 
 from ftrain.cluster import MismatchError, create_local
-from ftrain.training.together import Together, check_program
+from ftrain.training.consensus import Consensus, check_program
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def decided(run, **proposal):
 
 
 def test_all_stop_at_the_step_that_was_decided_on(company):
-    together = Together(company)
+    together = Consensus(company)
     together.begin(0, 0.0)
     company.listen(decided(0))
     assert [together.go_on(step) for step in range(5)] == [True, True, True, False, False]
@@ -31,8 +31,8 @@ def test_all_stop_at_the_step_that_was_decided_on(company):
 
 
 def test_what_an_earlier_loop_decided_too_late_is_nothing_to_the_next(company):
-    Together(company).begin(0, 0.0)
-    together = Together(company)
+    Consensus(company).begin(0, 0.0)
+    together = Consensus(company)
     together.begin(0, 0.0)
     company.listen({"hold": True})
     company.listen(decided(0))
@@ -42,7 +42,7 @@ def test_what_an_earlier_loop_decided_too_late_is_nothing_to_the_next(company):
 
 
 def test_loops_that_are_made_before_the_first_is_entered(company):
-    first, second = Together(company), Together(company)
+    first, second = Consensus(company), Consensus(company)
     first.begin(0, 0.0)
     company.listen(decided(0))
     assert first.is_over(3)
@@ -50,7 +50,7 @@ def test_loops_that_are_made_before_the_first_is_entered(company):
 
 
 def test_a_stop_that_is_asked_for_before_the_start_is_proposed_then(company):
-    together = Together(company)
+    together = Consensus(company)
     together.ask_to_stop("early")
     assert company.proposed == []
     together.begin(0, 0.0)

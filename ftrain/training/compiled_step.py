@@ -1,23 +1,33 @@
-"""The program: a step compiled for the loop, taken once a call or, fused, several times."""
+"""The compiled step: one step or several fused ones, for one device or spread over a mesh."""
 
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ftrain.cluster.mesh import BATCH_AXES, MODEL
 from ftrain.data import Piece
 from ftrain.data.shapes import check_integers
+from ftrain.gradients.replicas import Axis
+from ftrain.gradients.sharing import shared_over
+from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
-from ftrain.training.objective import Batch
-from ftrain.training.parallel import Parallel, check_parallel, spread
 from ftrain.training.state import TrainState
-from ftrain.training.step import Step, batch_sharding, compile_step
-from ftrain.tree import named_leaves
+from ftrain.training.step import Step
+from ftrain.tree import Tree, named_leaves
+
+M = TypeVar("M")
+S = TypeVar("S")
+Parallel = Literal["jit", "shard_map", "pmap"]
+Function = Callable[[Any, Any], Any]
+_PMAP_AXIS = "replicas"
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +39,7 @@ class _Packed:
     values: jax.Array
 
 
-class Program:
+class CompiledStep:
     """Compiled variants of one step: for each shape of a batch, and for each number of steps that a call takes.
 
     Metrics have the precision of float32 at least.
@@ -118,6 +128,115 @@ class Program:
         return self._flops or None
 
 
+def compile_step(
+    step: Callable[[TrainState, Batch], tuple[TrainState, M]],
+    mesh: Mesh | None = None,
+    *,
+    stacked: bool = False,
+    shardings: Tree | None = None,
+    parallel: Parallel = "jit",
+) -> Callable[[TrainState, Batch], tuple[TrainState, M]]:
+    """`step` compiled, its state updated in place: the state that goes in cannot be used again.
+
+    On a mesh the state lies as `shardings` say, one for each of its leaves, or else as a whole on every device. The
+    batch is split along its first axis; if the batches of several steps are `stacked`, along its second. With "jit" the
+    compiler spreads the step; a step for "shard_map" or "pmap" takes means itself, `make_step(replicas=...)`.
+    """
+    step = spread(step, mesh, parallel, stacked=stacked)
+    split = batch_sharding(mesh, stacked=stacked)
+    if mesh is None or split is None:
+        return jax.jit(step, donate_argnums=0)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    state = replicated if shardings is None else shardings
+    whole = all(each.is_fully_replicated for each in jax.tree.leaves(state))
+    if (
+        parallel == "jit" and whole and replicated.is_fully_addressable
+    ):  # between processes, it takes longer than it saves
+        step = _sharing(step, mesh)
+    return jax.jit(
+        step, donate_argnums=0, in_shardings=(state, split), out_shardings=(state, replicated)
+    )
+
+
+def _sharing(step: Callable[[S, Batch], M], mesh: Mesh) -> Callable[[S, Batch], M]:
+    @functools.wraps(step)
+    def traced(state: S, batch: Batch) -> M:
+        with shared_over(mesh):
+            return step(state, batch)
+
+    return traced
+
+
+def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding | None:
+    """How a batch is split over a mesh; None if there is only one device."""
+    if mesh is None or mesh.size == 1:
+        return None
+    axes = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
+    return NamedSharding(mesh, PartitionSpec(None, axes) if stacked else PartitionSpec(axes))
+
+
+def axis_of(parallel: Parallel) -> Axis | None:
+    """The axis over which the replicas of a step take means, `make_step(replicas=...)`; with "jit" there are none."""
+    return {"jit": None, "shard_map": BATCH_AXES, "pmap": _PMAP_AXIS}[parallel]
+
+
+def check_parallel(parallel: str, mesh: Mesh | None) -> None:
+    if parallel not in get_args(Parallel):
+        raise ValueError(
+            f"parallel must be one of {', '.join(get_args(Parallel))}, got {parallel!r}"
+        )
+    if parallel == "jit":
+        return
+    if mesh is None:
+        raise ValueError(f'parallel="{parallel}" needs a mesh: ftrain.cluster.make_mesh()')
+    if mesh.shape.get(MODEL, 1) > 1:
+        raise ValueError(
+            f'parallel="{parallel}" has the whole model on every device: the axis model must be 1'
+        )
+
+
+def spread(
+    function: Function, mesh: Mesh | None, parallel: Parallel, *, stacked: bool = False
+) -> Function:
+    """`function(state, batch)` as a program on each device, with the whole state and its part of the batch.
+
+    With "jit" it stays as it is: the compiler spreads it.
+    """
+    if parallel == "jit" or mesh is None:
+        return function
+    whole, axes = PartitionSpec(), tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
+    if parallel == "shard_map":
+        part = PartitionSpec(None, axes) if stacked else PartitionSpec(axes)
+        # Unchecked, or derivatives would be summed over the replicas behind the step's back.
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False
+        )
+    if (
+        jax.process_count() > 1
+    ):  # pmap is this very shard_map; but inside of jit it knows one process only
+        replicas = Mesh(mesh.devices.reshape(-1), (_PMAP_AXIS,))
+        part = PartitionSpec(_PMAP_AXIS)
+        return jax.shard_map(
+            function,
+            mesh=replicas,
+            in_specs=(whole, part),
+            out_specs=(whole, whole),
+            check_vma=False,
+        )
+    mapped = jax.pmap(
+        function,
+        axis_name=_PMAP_AXIS,
+        in_axes=(None, 0),
+        out_axes=(None, None),
+        devices=list(mesh.devices.flat),
+    )
+
+    def split(leaf: Any) -> Any:
+        return leaf.reshape(mesh.size, -1, *leaf.shape[1:])
+
+    return lambda state, batch: mapped(state, jax.tree.map(split, batch))
+
+
 def _pack(step: Step) -> Callable[[TrainState, Batch], tuple[TrainState, _Packed]]:
     def packed_step(state: TrainState, batch: Batch) -> tuple[TrainState, _Packed]:
         state, metrics = step(state, batch)
@@ -153,3 +272,15 @@ def _check_state(before: TrainState, after: TrainState) -> None:
 
 def _describe(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs in the user's cache directory, unless jax was told where to keep them, or not to."""
+    settings: Any = (
+        jax.config
+    )  # jax defines its attributes at run time, where a type checker cannot see them
+    if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
+        return
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    jax.config.update("jax_compilation_cache_dir", str(caches / "ftrain" / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
