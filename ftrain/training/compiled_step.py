@@ -33,16 +33,16 @@ _PMAP_AXIS = "replicas"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Packed:
-    """All metrics in one array; their names are part of its type, so that each compiled variant has its own."""
+    """All metrics in one array. The names are static, so each compiled variant has its own."""
 
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
     values: jax.Array
 
 
 class CompiledStep:
-    """Compiled variants of one step: for each shape of a batch, and for each number of steps that a call takes.
+    """Compiled variants of one step: one per form of a batch and number of steps of a call.
 
-    Metrics have the precision of float32 at least.
+    Metrics have at least the precision of float32.
     """
 
     def __init__(self, step: Step, mesh: Mesh | None = None, parallel: Parallel = "jit"):
@@ -50,15 +50,13 @@ class CompiledStep:
         self._packed = _pack(step)
         self._mesh: Mesh | None = mesh
         self._parallel: Parallel = parallel
-        settings: Any = (
-            jax.config
-        )  # jax defines its attributes at run time, where a type checker cannot see them
+        settings: Any = jax.config  # its attributes are defined at run time
         self._x64: bool = settings.jax_enable_x64
         self._compiled: dict[tuple[int, int], Any] = {}
         self._flops: float | None = None
 
     def __call__(self, state: TrainState, piece: Piece, first: int) -> tuple[TrainState, Metrics]:
-        """Take the steps of a piece, the first of which has the number `first`; `state` cannot be used again."""
+        """Take the steps of a piece, numbered from `first`; `state` is donated."""
         if not self.is_compiled(piece):
             self.compile(state, piece)
         state, packed = self._compiled[piece.count, piece.kind](state, piece.batch)
@@ -68,60 +66,61 @@ class CompiledStep:
         return jax.lax.scan(self._packed, state, batches)
 
     def is_compiled(self, piece: Piece) -> bool:
+        """Whether the variant for such a piece is compiled."""
         return (piece.count, piece.kind) in self._compiled
 
     def compile(self, state: TrainState, piece: Piece) -> None:
-        """Compile for such a piece; only shapes are looked at."""
+        """Compile the variant for such a piece; only shapes matter."""
         self.finish(piece, self.lower(state, piece))
 
     def lower(self, state: TrainState, piece: Piece) -> Any:
-        """The first half of compiling. It depends on contexts of the thread, such as a mesh or 64 bits."""
+        """The first half of compiling, which depends on the thread's context: mesh, 64 bits."""
         if piece.count == 1:
             step = spread(self._packed, self._mesh, self._parallel)
             _check_state(state, jax.eval_shape(step, state, piece.batch)[0])
         return self._jitted(state, stacked=piece.count > 1).lower(state, piece.batch)
 
     def trace(self, state: TrainState, batch: Batch) -> Any:
-        """The jaxpr of one step, whose first results are the leaves of the new state; None for a step of replicas.
+        """The jaxpr of one step; its first results are the leaves of the new state.
 
-        Only shapes are looked at. jax keeps what it traced, so that compiling the step does not trace it again.
+        None for a step of replicas. Only shapes matter. JAX caches the trace, so compiling the step
+        does not trace it again.
         """
         return jax.jit(self._packed).trace(state, batch).jaxpr if self._parallel == "jit" else None
 
     def finish(self, piece: Piece, lowered: Any) -> None:
-        """The second half, which any thread can do."""
+        """The second half of compiling, in any thread."""
         self._compiled[piece.count, piece.kind] = lowered.compile()
 
     def _jitted(self, state: TrainState, *, stacked: bool) -> Any:
         function = self._fused if stacked else self._packed
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         is_spread = any(len(each.device_set) > 1 for each in jax.tree.leaves(shardings))
-        if is_spread and (
-            self._mesh is None or self._mesh.size == 1
-        ):  # as the user placed it, so it must stay
+        if is_spread and (self._mesh is None or self._mesh.size == 1):
+            # The user has placed the state, so it stays there.
             return jax.jit(function, donate_argnums=0, out_shardings=(shardings, None))
         return compile_step(
             function, self._mesh, stacked=stacked, shardings=shardings, parallel=self._parallel
         )
 
     def put(self, batch: Batch, count: int) -> Batch:
-        """The batch of a call, on the devices; a thread may do it, and has to be told whether there are 64 bits."""
+        """Put the batch of a call on the devices, in any thread."""
         if not self._x64:
             check_integers(batch)
         sharding = batch_sharding(self._mesh, stacked=count > 1)
         if sharding is None and count == 1 and jax.default_backend() == "cpu":
-            return batch  # it is in the memory of that device already, and the call itself takes it quicker
+            return batch  # it is in the memory of that device already
         with jax.enable_x64(self._x64):
             if (
                 sharding is not None and not sharding.is_fully_addressable
-            ):  # this process has its part of it
+            ):  # this process has a part of it
                 return jax.tree.map(
                     functools.partial(jax.make_array_from_process_local_data, sharding), batch
                 )
             return jax.device_put(batch) if sharding is None else jax.device_put(batch, sharding)
 
     def flops(self) -> float | None:
-        """Floating-point operations of one step, if the compiler tells; it counts the steps of a fused call once."""
+        """Floating-point operations of one step, if the compiler reports them."""
         if self._flops is None and self._compiled:
             cost = next(iter(self._compiled.values())).cost_analysis()
             self._flops = cost.get("flops", 0.0) if isinstance(cost, dict) else 0.0
@@ -136,11 +135,12 @@ def compile_step(
     shardings: Tree | None = None,
     parallel: Parallel = "jit",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, M]]:
-    """`step` compiled, its state updated in place: the state that goes in cannot be used again.
+    """Compile `step`; the state is donated and updated in place.
 
-    On a mesh the state lies as `shardings` say, one for each of its leaves, or else as a whole on every device. The
-    batch is split along its first axis; if the batches of several steps are `stacked`, along its second. With "jit" the
-    compiler spreads the step; a step for "shard_map" or "pmap" takes means itself, `make_step(replicas=...)`.
+    On a mesh the state has the given `shardings`, one per leaf, or else every device has all of it.
+    The batch is split along its first axis; along its second if the batches of several steps are
+    `stacked`. With "jit" the compiler spreads the step; a step for "shard_map" or "pmap" takes means
+    itself, see `make_step(replicas=...)`.
     """
     step = spread(step, mesh, parallel, stacked=stacked)
     split = batch_sharding(mesh, stacked=stacked)
@@ -149,9 +149,8 @@ def compile_step(
     replicated = NamedSharding(mesh, PartitionSpec())
     state = replicated if shardings is None else shardings
     whole = all(each.is_fully_replicated for each in jax.tree.leaves(state))
-    if (
-        parallel == "jit" and whole and replicated.is_fully_addressable
-    ):  # between processes, it takes longer than it saves
+    # Between processes, sharing work takes longer than it saves.
+    if parallel == "jit" and whole and replicated.is_fully_addressable:
         step = _sharing(step, mesh)
     return jax.jit(
         step, donate_argnums=0, in_shardings=(state, split), out_shardings=(state, replicated)
@@ -168,7 +167,7 @@ def _sharing(step: Callable[[S, Batch], M], mesh: Mesh) -> Callable[[S, Batch], 
 
 
 def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding | None:
-    """How a batch is split over a mesh; None if there is only one device."""
+    """The sharding of a batch over a mesh; None if there is only one device."""
     if mesh is None or mesh.size == 1:
         return None
     axes = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
@@ -176,11 +175,12 @@ def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding
 
 
 def axis_of(parallel: Parallel) -> Axis | None:
-    """The axis over which the replicas of a step take means, `make_step(replicas=...)`; with "jit" there are none."""
+    """The axis for `make_step(replicas=...)`; None with "jit", which has no replicas."""
     return {"jit": None, "shard_map": BATCH_AXES, "pmap": _PMAP_AXIS}[parallel]
 
 
 def check_parallel(parallel: str, mesh: Mesh | None) -> None:
+    """Raise ValueError unless `parallel` is known and fits the mesh."""
     if parallel not in get_args(Parallel):
         raise ValueError(
             f"parallel must be one of {', '.join(get_args(Parallel))}, got {parallel!r}"
@@ -198,22 +198,21 @@ def check_parallel(parallel: str, mesh: Mesh | None) -> None:
 def spread(
     function: Function, mesh: Mesh | None, parallel: Parallel, *, stacked: bool = False
 ) -> Function:
-    """`function(state, batch)` as a program on each device, with the whole state and its part of the batch.
+    """`function(state, batch)` as a program for each device, with its part of the batch.
 
-    With "jit" it stays as it is: the compiler spreads it.
+    With "jit" the function is returned as it is: the compiler spreads it.
     """
     if parallel == "jit" or mesh is None:
         return function
-    whole, axes = PartitionSpec(), tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
+    whole = PartitionSpec()
+    axes = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
     if parallel == "shard_map":
         part = PartitionSpec(None, axes) if stacked else PartitionSpec(axes)
-        # Unchecked, or derivatives would be summed over the replicas behind the step's back.
+        # With check_vma derivatives would be summed over the replicas, a second time.
         return jax.shard_map(
             function, mesh=mesh, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False
         )
-    if (
-        jax.process_count() > 1
-    ):  # pmap is this very shard_map; but inside of jit it knows one process only
+    if jax.process_count() > 1:  # inside of jit, pmap only supports one process
         replicas = Mesh(mesh.devices.reshape(-1), (_PMAP_AXIS,))
         part = PartitionSpec(_PMAP_AXIS)
         return jax.shard_map(
@@ -253,7 +252,7 @@ def _pack(step: Step) -> Callable[[TrainState, Batch], tuple[TrainState, _Packed
 
 
 def _check_state(before: TrainState, after: TrainState) -> None:
-    """A step must answer with a state like the one it was given, or it could not be taken again."""
+    """Raise TypeError if the step returns another kind of state than it was given."""
     old, new = named_leaves(before), named_leaves(after)
     for name in itertools.chain(old, new):
         found, wanted = (
@@ -275,10 +274,8 @@ def _describe(leaf: Any) -> str:
 
 
 def use_compilation_cache() -> None:
-    """Keep compiled programs in the user's cache directory, unless jax was told where to keep them, or not to."""
-    settings: Any = (
-        jax.config
-    )  # jax defines its attributes at run time, where a type checker cannot see them
+    """Cache compiled programs in the user's cache directory, unless JAX is configured otherwise."""
+    settings: Any = jax.config  # its attributes are defined at run time
     if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
         return
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
