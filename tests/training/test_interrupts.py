@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from processes import start_process
 from regression import init_params, loss_fn
 
 import ftrain
@@ -197,6 +198,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import ftrain
+from processes import start_process
 from regression import init_params, loss_fn, make_arrays
 optimizer = ftrain.optimizers.momentum(0.05, 0.9)
 data = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays()), batch_size=8, seed=3)
@@ -218,14 +220,19 @@ except KeyboardInterrupt:
 def ctrl_c(*arguments) -> subprocess.CompletedProcess:
     """A real process, and a real Ctrl-C once it has logged a line."""
     environ = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"}
+    environ["PYTHONFAULTHANDLER"] = "1"
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), *map(str, arguments)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
-    )
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=240)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with start_process(command, env=environ, **pipes) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # faulthandler shows where it hangs
+            _, err = process.communicate()
+            pytest.fail(f"it did not end:\n{err}")
     return subprocess.CompletedProcess(command, process.returncode, first + out, err)
 
 
