@@ -198,7 +198,6 @@ PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import ftrain
-from processes import start_process
 from regression import init_params, loss_fn, make_arrays
 optimizer = ftrain.optimizers.momentum(0.05, 0.9)
 data = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays()), batch_size=8, seed=3)
