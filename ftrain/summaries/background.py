@@ -1,63 +1,84 @@
-"""Writing behind a run's back: a thread does it, so that the run need not wait for files."""
+"""Writing in the background: a thread writes, so that the run does not wait for files."""
 
 import queue
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ftrain.coordination import Coordinator, LooperThread
 
-WAITING = 1000  # writes that wait; then the run waits too
+MAX_PENDING = 1000  # writes; then the run waits
+_POLL = 0.001  # seconds
 
 
 class Writer(Protocol):
+    """Writes the values of a step."""
+
     def write(self, step: int, values: Mapping[str, float | str]) -> None: ...
     def close(self) -> None: ...
 
 
+class _Mark:
+    """An item of the queue that only records that everything before it is written."""
+
+    is_passed = False
+
+
 class BackgroundWriter:
-    """Hands what is written to `writers`, in order, from a thread. What one of them raises stops the coordinator."""
+    """Writes to `writers`, in order, in a thread. An exception in one of them stops the coordinator.
+
+    Ctrl-C raises KeyboardInterrupt anywhere in the main thread. Inside of a `queue.Queue` or a
+    `threading.Condition` it can leave a lock held or a waiting thread without its notification, and
+    closing would then wait forever. So the main thread only uses a `SimpleQueue`, whose operations
+    are atomic, and looks at a flag now and then.
+    """
 
     def __init__(self, writers: Sequence[Writer], coordinator: Coordinator):
-        self._writers, self._outer = writers, coordinator
+        self._writers = writers
+        self._outer = coordinator
         self._error: BaseException | None = None
-        self._waiting: queue.Queue[tuple[int, Mapping[str, float | str]] | None] = queue.Queue(
-            WAITING
+        self._pending: queue.SimpleQueue[tuple[int, Mapping[str, float | str]] | _Mark | None] = (
+            queue.SimpleQueue()
         )
-        self._own = Coordinator()  # ends this thread alone, when all is written
+        self._own = Coordinator()  # ends this thread alone, when everything is written
         LooperThread(self._own, target=self._work, name="ftrain-writer").start()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Have this written soon."""
+        """Write values soon."""
         self._raise_error()
-        self._waiting.put((step, dict(values)))
+        while self._pending.qsize() >= MAX_PENDING:
+            time.sleep(_POLL)
+        self._pending.put((step, dict(values)))
 
     def flush(self) -> None:
-        """Wait until all is written."""
-        self._waiting.join()
+        """Wait until everything is written."""
+        mark = _Mark()
+        self._pending.put(mark)
+        while not mark.is_passed and not self._own.should_stop():
+            time.sleep(_POLL)
         self._raise_error()
 
     def close(self) -> None:
-        """Write what waits, end the thread, and close the writers."""
-        self._waiting.put(None)
-        self._waiting.join()
+        """Finish pending writes, end the thread, and close the writers."""
+        self._pending.put(None)
         self._own.join()
         for writer in self._writers:
             writer.close()
         self._raise_error()
 
     def _work(self) -> None:
-        item = self._waiting.get()
+        item = self._pending.get()
         try:
             if item is None:
                 self._own.request_stop()
+            elif isinstance(item, _Mark):
+                item.is_passed = True
             elif self._error is None:
                 for writer in self._writers:
                     writer.write(*item)
-        except BaseException as error:  # noqa: BLE001 - handed over to the run; what still waits is passed over
+        except BaseException as error:  # noqa: BLE001 - raised in the run; pending writes are dropped
             self._error = error
             self._outer.request_stop(error)
-        finally:
-            self._waiting.task_done()
 
     def _raise_error(self) -> None:
         if self._error is not None:
