@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from ftrain.launching.contract import TOKEN
+from ftrain.launching.protocol import TOKEN
 
 FILE = "job_token"  # in the run directory, or in the user's own configuration directory
 MIN_LENGTH = 16  # characters of a token that a user sets

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from ftrain.cluster import Company, PeerLostError, Sharding
+from ftrain.cluster import PeerLostError, ProcessGroup, Sharding
 from ftrain.coordination import Coordinator, call_all
 from ftrain.data import Piece, Pipeline
 from ftrain.data.shapes import ShapeWatch
@@ -39,7 +39,7 @@ from ftrain.training.state import TrainState
 from ftrain.training.step import Step
 from ftrain.training.stopping import Stopping
 from ftrain.training.timing import Timing, clock
-from ftrain.training.together import Together, check_company, check_program, check_shards
+from ftrain.training.together import Together, check_group, check_program, check_shards
 
 
 class Loop:
@@ -67,7 +67,7 @@ class Loop:
       recoveries: how often, without getting further, a run goes on from the newest checkpoint, or from its start, after
         an error of the runtime that may go away ("ABORTED", "UNAVAILABLE").
       clock: tells the seconds that triggers and reports go by.
-      company: the other processes of the job, if there are any; all of them make the same loop, and enter it. They stop
+      group: the other processes of the job, if there are any; all of them make the same loop, and enter it. They stop
         together, whoever asks for it. Steps are not fused then, and errors not recovered from: a job is started again
         as a whole.
       straggler_timeout: seconds that a step waits for the data of this process. After that it goes on without: the
@@ -89,12 +89,12 @@ class Loop:
         parallel: Parallel = "jit",
         recoveries: int = 3,
         clock: Callable[[], float] = time.monotonic,
-        company: Company | None = None,
+        group: ProcessGroup | None = None,
         straggler_timeout: float | None = None,
     ):
         use_compilation_cache()
-        check_company(company, mesh)
-        self._together = Together(company) if company is not None and company.count > 1 else None
+        check_group(group, mesh)
+        self._together = Together(group) if group is not None and group.count > 1 else None
         if self._together is not None:
             check_shards(data, mesh)
             fuse, recoveries = 1, 0
@@ -105,7 +105,7 @@ class Loop:
                 'straggler_timeout needs parallel="shard_map": replicas that can be left out'
             )
         check_hooks(hooks)
-        is_chief = company is None or company.is_chief
+        is_chief = group is None or group.is_chief
         self.timing = Timing()
         hooks = sorted(
             hooks, key=lambda hook: hook.saves_state
@@ -289,7 +289,7 @@ class Loop:
             except Exception as error:
                 if (
                     self._together is not None
-                    and (cause := self._together.company.explain(error)) is not error
+                    and (cause := self._together.group.explain(error)) is not error
                 ):
                     raise cause from None
                 if not self._intake.can_go_on or not self._recoveries.allow(error, self._count):
@@ -383,7 +383,7 @@ class Loop:
             with self.timing.measure("compiling"):
                 lowered = self._program.lower(self.state, piece)
                 if self._together is not None:
-                    check_program(self._together.company, self._count + 1, lowered.as_text())
+                    check_program(self._together.group, self._count + 1, lowered.as_text())
                 self._program.finish(piece, lowered)
         started = clock()
         with self._shield:
@@ -499,7 +499,7 @@ class Loop:
     def _close(self, error: BaseException | None) -> None:
         """Close all that is open. What fails in it never hides the error that ended the run."""
         if error is not None and self._together is not None:
-            self._together.company.fail(
+            self._together.group.fail(
                 error
             )  # first, because others may wait for this process, and it for them
         closing: list[Callable[[], None]] = [self._intake.close]

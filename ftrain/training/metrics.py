@@ -11,7 +11,7 @@ NAN_IF_UNKNOWN = frozenset(
 class UnknownMetricError(KeyError):
     """A metric that the step does not compute."""
 
-    comes_again = True  # a restart would meet it again
+    retryable = False  # a restart would repeat it
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would show it in quotes

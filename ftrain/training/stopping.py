@@ -68,7 +68,7 @@ class Stopping:
         self.ask(DATA_ENDED)
         if self._together is not None and not self._together.is_over(step, wait=True):
             raise MismatchError(
-                f"the data of process {self._together.company.index} end after step {step}, and others have begun a "
+                f"the data of process {self._together.group.index} end after step {step}, and others have begun a "
                 "later one; all processes need the same number of batches"
             )
 

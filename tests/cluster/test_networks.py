@@ -74,7 +74,7 @@ def test_a_directory_that_is_not_shared_and_has_the_token_names_the_host_too(tmp
     assert "process 1 on n2 was refused at n1:2222: process 0 has another job token" in err
     assert f"do all hosts see the same {run}/job_token?" in err
     assert "refused a connection from 10.77.0.12:" in log
-    assert "it says that it is process 1 on n2" in log
+    assert "it claims to be process 1 on n2" in log
 
 
 @pytest.mark.parametrize("host", ["n1", "n2"])

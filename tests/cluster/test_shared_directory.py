@@ -4,13 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ftrain.cluster import ClusterSpec, Company, MismatchError, create_local
+from ftrain.cluster import ClusterSpec, MismatchError, ProcessGroup, create_local
 from ftrain.cluster.addresses import parse_address
+from ftrain.cluster.control_client import ControlClient
+from ftrain.cluster.control_server import ControlServer
 from ftrain.cluster.job_token import JobToken
-from ftrain.cluster.line import Line
 from ftrain.cluster.shared_directory import look_for_probe, remove_probe, write_probe
-from ftrain.cluster.switchboard import Switchboard
-from ftrain.launching.ports import free_addresses
+from ftrain.launching.child_environment import free_addresses
 
 TOKEN = JobToken("the token of all processes", "a test")
 
@@ -20,15 +20,15 @@ def group():
     """Three process groups, as three processes of one job have them."""
     addresses = free_addresses(3)
     address = parse_address(addresses[0])
-    server, lines, members = Switchboard(address, 3, TOKEN), [], []
+    server, lines, members = ControlServer(address, 3, TOKEN), [], []
     for index in range(3):
-        member = Company(ClusterSpec({"worker": addresses}), index, 3)
-        lines.append(Line(address, index, 3, 10.0, member.listen, TOKEN))
-        member.join(lines[-1], server if index == 0 else None)
+        member = ProcessGroup(ClusterSpec({"worker": addresses}), index, 3)
+        lines.append(ControlClient(address, index, 3, 10.0, member.handle, TOKEN))
+        member.attach(lines[-1], server if index == 0 else None)
         members.append(member)
     yield members
     for line in lines:
-        line.hang_up()
+        line.disconnect()
     server.close()
 
 
