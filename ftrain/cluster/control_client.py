@@ -96,7 +96,7 @@ class ControlClient:
         return answer["values"]
 
     def disconnect(self, *, agreed: bool = True) -> None:
-        """Leave the job, as all processes have agreed to; if not agreed, the others are notified."""
+        """Leave the job; if that is not agreed by all, the server notifies the others."""
         if self._disconnected:
             return
         self._disconnected = True

@@ -116,7 +116,7 @@ class ControlServer:
                 writer.close()
 
     def _admit(self, writer: asyncio.StreamWriter, peer: str) -> None:
-        """Begin a handshake; if too many are open, abort the oldest: a valid one takes milliseconds."""
+        """Begin a handshake; if too many are open, abort the oldest. One takes milliseconds."""
         if len(self._pending) >= max(MIN_PENDING, 2 * self._count):
             oldest = next(iter(self._pending))
             self._log.refuse(
@@ -251,7 +251,7 @@ class ControlServer:
                 _send(self._members[index], gathering.timeout_message)
 
     def _vote(self) -> None:
-        """Vote on one proposal at a time: all processes hold and send their step; the highest wins."""
+        """Vote on one proposal at a time: all processes hold and send their steps."""
         if self._ballot is None and self._proposals:
             self._ballot = _Ballot(self._proposals.pop(0))
             self._send_all({"hold": True})

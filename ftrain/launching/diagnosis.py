@@ -76,7 +76,7 @@ def find_hang(
 
 
 def find_cause(statuses: Sequence[ProcessStatus]) -> Failure:
-    """Return the first failure of a group, all of whose processes have exited, some with an error."""
+    """Return the first failure of a group whose processes have all exited."""
     own = [status for status in statuses if status.has_own_failure]
     if own:
         return _explain(min(own, key=_failed_at))

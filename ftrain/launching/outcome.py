@@ -121,7 +121,7 @@ class History:
 def outcome_of_success(
     statuses: Sequence[ProcessStatus], history: History, requests: StopRequests
 ) -> Outcome:
-    """Return the outcome after an attempt in which every process exited with 0: done, or stopped."""
+    """Return the outcome after every process has exited with 0: done, or stopped."""
     reported = next((each.stop_signal for each in statuses if each.stop_signal is not None), None)
     requested = requests.first.name if requests.first is not None else None
     all_done = all(status.done for status in statuses)

@@ -68,7 +68,7 @@ class ProcessStatus:
 
     @property
     def has_own_failure(self) -> bool:
-        """True if it failed first: not terminated by the supervisor, nor because of another process.
+        """True if it failed by itself: not by the supervisor, nor because of another process.
 
         A failure that it reported itself counts even if it was terminated afterwards.
         """

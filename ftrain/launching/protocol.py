@@ -1,4 +1,4 @@
-"""The protocol between the supervisor and the processes that it starts: variables, codes, messages."""
+"""The protocol between the supervisor and its processes: variables, exit codes, messages."""
 
 import json
 import math

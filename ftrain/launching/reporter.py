@@ -31,7 +31,7 @@ _UNLIMITED = ("starting", "compiling")  # work that may take longer than the han
 
 
 class Reporter:
-    """Sends the newest step to the supervisor, if there is one, and is the watchdog of this process.
+    """Sends the progress of this process to the supervisor, if there is one, and detects hangs.
 
     If no step finishes for `hang_timeout` seconds, it writes the stacks of all threads to standard
     error and to `log`, and ends the process with the exit code HUNG. The same holds for other work,

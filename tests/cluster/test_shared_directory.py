@@ -60,7 +60,8 @@ def test_those_that_do_not_see_it_are_named_by_all(group, tmp_path):
     assert told[0] is not None
     assert told[0].startswith(f"run directory {run}: process 2 on ")
     assert (
-        "does not see there what process 0 has written (waited 0.3 s); process 0 is on" in told[0]
+        "does not see the file that process 0 has written (waited 0.3 s); process 0 is on"
+        in told[0]
     )
     assert "Choose a directory on a file system that all hosts share" in told[0]
     assert list(run.iterdir()) == []

@@ -369,7 +369,7 @@ def test_tokens_that_are_none(tmp_path, monkeypatch):
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(
-        ValueError, match=r"cannot be read or written: .*; mend that, or set FTRAIN_JOB_TOKEN"
+        ValueError, match=r"cannot be read or written: .*; fix that, or set FTRAIN_JOB_TOKEN"
     ):
         find_token(tmp_path, {})
     assert not (tmp_path / "elsewhere").exists()
