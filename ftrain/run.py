@@ -44,12 +44,12 @@ from ftrain.training import (
     stop_on_signals,
 )
 from ftrain.training.arguments import check_arrays, check_optimizer
-from ftrain.training.objective import LossFunction
-from ftrain.training.parallel import Parallel, axis_of
+from ftrain.training.compiled_step import Parallel, axis_of
+from ftrain.training.consensus import LIMIT
+from ftrain.training.loss import LossFunction
 from ftrain.training.record import CONFIG, Ingredients, RunMismatchError, RunRecord, set_aside
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
-from ftrain.training.together import LIMIT
 from ftrain.tree import Tree
 
 CHECKPOINTS = "checkpoints"  # the directory of them, inside a run's
@@ -172,7 +172,7 @@ class Run(Loop):
                 self._group.barrier(f"{home} is set aside", LIMIT)
         if exists(home / CONFIG):
             return
-        self._record = RunRecord(home, self._program, self._data, self._ingredients)
+        self._record = RunRecord(home, self._compiled, self._data, self._ingredients)
         self._is_noted = not is_chief
         if not any(saver.manager.latest() is not None for saver in self._savers()):
             return

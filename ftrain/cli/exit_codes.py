@@ -53,5 +53,5 @@ CODES = {
     "ftrain.formats.records.framing.DamagedRecordError": 1,
     "ftrain.hooks.stopping.NotFiniteError": 1,
     "ftrain.training.metrics.UnknownMetricError": 2,
-    "ftrain.training.scaffold.NotReadyError": 1,
+    "ftrain.training.recovery.NotReadyError": 1,
 }

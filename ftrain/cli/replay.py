@@ -28,10 +28,9 @@ def replay(
     from ftrain.config import ConfigError
     from ftrain.hooks.console import format_values
     from ftrain.training import use_compilation_cache
+    from ftrain.training.compiled_step import CompiledStep
     from ftrain.training.crash import read_crash
-    from ftrain.training.operations import bad_operations
-    from ftrain.training.program import Program
-    from ftrain.training.replay import forward, locate
+    from ftrain.training.replay import find_nan_origin, forward, locate
     from ftrain.training.state import place
 
     run = local_path(run)
@@ -47,12 +46,12 @@ def replay(
     state = crash.state(like=place(job.initial_state, job.mesh))
     typer.echo(f"the state before it is taken again from step {int(state.step)}")
     state = forward(
-        Program(job.step, job.mesh), state, job.pipeline, crash.step, limit=float("inf")
+        CompiledStep(job.step, job.mesh), state, job.pipeline, crash.step, limit=float("inf")
     )
     kept = crash.batch(like=job.pipeline.batch(0))
     batch = job.pipeline.batch(crash.step - 1) if kept is None else kept
     if no_jit:
-        for phrase in bad_operations(job.step, state, batch) or [
+        for phrase in find_nan_origin(job.step, state, batch) or [
             "operation by operation, all of it is finite"
         ]:
             typer.echo(phrase)

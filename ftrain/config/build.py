@@ -26,8 +26,8 @@ from ftrain.run import CHECKPOINTS
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
 from ftrain.training import Fuse, Hook, TrainState
-from ftrain.training.objective import Metrics
-from ftrain.training.parallel import Parallel, axis_of, check_parallel, spread
+from ftrain.training.compiled_step import Parallel, axis_of, check_parallel, spread
+from ftrain.training.loss import Metrics
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree

@@ -16,8 +16,8 @@ from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
 from ftrain.optimizers import sync_replicas
 from ftrain.paths import local_path
 from ftrain.training import Fuse, Hook, make_step
-from ftrain.training.fusing import check_fuse
-from ftrain.training.parallel import Parallel
+from ftrain.training.compiled_step import Parallel
+from ftrain.training.fusion import check_fuse
 from ftrain.training.recovery import check_recoveries
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftrain.training import Hook, Report, TrainState, Trigger, every
-from ftrain.training.objective import Batch
+from ftrain.training.loss import Batch
 
 
 class Callback(Hook):

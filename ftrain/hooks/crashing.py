@@ -7,7 +7,7 @@ from pathlib import Path
 from ftrain.paths import local_path
 from ftrain.training import Hook
 from ftrain.training.crash import write_crash
-from ftrain.training.replay import Past
+from ftrain.training.replay import PastStep
 
 
 class CrashBundle(Hook):
@@ -22,7 +22,7 @@ class CrashBundle(Hook):
     def __init__(self, directory: str | Path):
         self.directory = local_path(directory)
 
-    def failed(self, error: Exception, past: Past | None) -> None:
+    def failed(self, error: Exception, past: PastStep | None) -> None:
         if past is None:
             return
         crash = write_crash(self.directory, error, past)

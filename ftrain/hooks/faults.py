@@ -14,7 +14,7 @@ import numpy as np
 
 from ftrain.launching import Fault
 from ftrain.training import Hook, Report, at, never
-from ftrain.training.objective import Batch
+from ftrain.training.loss import Batch
 
 
 class Faults(Hook):

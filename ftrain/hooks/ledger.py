@@ -8,7 +8,7 @@ from typing import IO, Any
 from ftrain.checkpoints import digest_leaves
 from ftrain.paths import local_path
 from ftrain.training import Hook, Report, every
-from ftrain.training.objective import Batch
+from ftrain.training.loss import Batch
 
 Line = dict[str, Any]  # step, state: digest by leaf, batch: digest by leaf
 

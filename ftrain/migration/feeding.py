@@ -2,8 +2,14 @@
 
 from ftrain.migration.counterpart import Counterpart, to
 
-_PIPELINE = "Pipeline(source, batch_size=...): batch = f(seed, step); num_threads is threads, capacity has no counterpart"
-_SHUFFLED = f"{_PIPELINE}; all of an epoch is shuffled, so min_after_dequeue has none either (a Stream's is shuffle_buffer)"
+_PIPELINE = (
+    "Pipeline(source, batch_size=...): batch = f(seed, step); "
+    "num_threads is threads, capacity has no counterpart"
+)
+_SHUFFLED = (
+    f"{_PIPELINE}; all of an epoch is shuffled, so min_after_dequeue has none either "
+    "(a Stream's is shuffle_buffer)"
+)
 _FINAL = "allow_smaller_final_batch=True is last='keep'"
 _PADDED = "dynamic_pad=True is pad={'name': Pad(multiple=16)}"
 _KEPT = "keep_input becomes FilterSource(source, lambda batch: batch['label'] < 5)"

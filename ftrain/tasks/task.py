@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ftrain.data import Source
-from ftrain.training.objective import LossFunction
+from ftrain.training.loss import LossFunction
 from ftrain.tree import Tree
 
 

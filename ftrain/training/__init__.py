@@ -1,17 +1,17 @@
 """The pure core and the loop around it."""
 
-from ftrain.training.compilation import use_compilation_cache
+from ftrain.training.compiled_step import compile_step, use_compilation_cache
 from ftrain.training.crash import read_crash
-from ftrain.training.fusing import Fuse
+from ftrain.training.fusion import Fuse
 from ftrain.training.hook import Hook, Report
 from ftrain.training.loop import Loop
 from ftrain.training.metrics import Metrics, UnknownMetricError
 from ftrain.training.record import RunMismatchError
+from ftrain.training.recovery import NotReadyError, Scaffold
 from ftrain.training.replay import ReplayError, locate
-from ftrain.training.scaffold import NotReadyError, Scaffold
 from ftrain.training.signals import stop_on_signals
 from ftrain.training.state import TrainState
-from ftrain.training.step import compile_step, make_step
+from ftrain.training.step import make_step
 from ftrain.training.trigger import Trigger, at, every, first, never, timer
 
 __all__ = [

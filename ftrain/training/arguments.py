@@ -24,7 +24,10 @@ _OBJECTS = {
         "Module",
     ): 'pass `model.init(rng, inputs)["params"]`, and in the loss call `model.apply`',
 }
-_EQUINOX = "`params, static = eqx.partition(model, eqx.is_array)`, and in the loss `model = eqx.combine(params, static)`"
+_EQUINOX = (
+    "`params, static = eqx.partition(model, eqx.is_array)`, "
+    "and in the loss `model = eqx.combine(params, static)`"
+)
 _DEFAULT = "pass the arrays only, and let the loss function close over the rest"
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from ftrain.checkpoints import CheckpointManager
 from ftrain.paths import local_path
 from ftrain.storage import is_directory, list_names
-from ftrain.training.objective import Batch
-from ftrain.training.replay import Past, ReplayError
+from ftrain.training.loss import Batch
+from ftrain.training.replay import PastStep, ReplayError
 from ftrain.training.state import TrainState
 from ftrain.tree import named_leaves
 
@@ -56,7 +56,7 @@ class Crash:
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def write_crash(run: Path, error: Exception, past: Past) -> Crash:
+def write_crash(run: Path, error: Exception, past: PastStep) -> Crash:
     """Write the bundle of a step that failed to the run's directory, in the place of an older one of the same step."""
     beside = run / CRASHES / f"{past.step}.new"
     shutil.rmtree(beside, ignore_errors=True)
@@ -133,7 +133,7 @@ def _typed(array: np.ndarray, like: Any) -> np.ndarray:
     return array.view(like.dtype) if array.dtype.kind == "V" else array
 
 
-def _keep_batch(directory: Path, past: Past) -> list[str]:
+def _keep_batch(directory: Path, past: PastStep) -> list[str]:
     try:
         arrays: dict[str, Any] = {
             f"batch/{name}": np.asarray(leaf) for name, leaf in named_leaves(past.batch()).items()
@@ -144,7 +144,7 @@ def _keep_batch(directory: Path, past: Past) -> list[str]:
     return []
 
 
-def _state_before(past: Past, notes: list[str]) -> TrainState | None:
+def _state_before(past: PastStep, notes: list[str]) -> TrainState | None:
     for find in (past.state, past.start):
         try:
             return find()

@@ -1,12 +1,12 @@
-"""Hooks: what happens around the steps, and the report that tells them of a step."""
+"""Hooks: code that runs around the steps, and the report of a step that they get."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ftrain.coordination import Coordinator
+from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
-from ftrain.training.objective import Batch
-from ftrain.training.replay import Past
+from ftrain.training.replay import PastStep
 from ftrain.training.state import TrainState
 from ftrain.training.trigger import Trigger, never
 
@@ -15,7 +15,7 @@ DATA_ENDED = "the data ended"  # a reason to stop
 
 
 class Host(Protocol):
-    """What a report needs of the loop that made it."""
+    """What a report needs from the loop that made it."""
 
     coordinator: Coordinator
 
@@ -31,14 +31,15 @@ class Host(Protocol):
     def save(self, report: "Report") -> None: ...
     def flops(self) -> float | None: ...
     def hook_states(self) -> dict[str, Mapping[str, Any]]: ...
-    def past(self, step: int) -> Past: ...
+    def past(self, step: int) -> PastStep: ...
 
 
 class Report:
-    """What hooks are told of a step.
+    """What hooks get after a step.
 
-    `step` is its number, those before a restart counted; `time` the moment it was finished, in seconds; `examples` the
-    size of its batch, 0 if that is not known; `published` what hooks have published at it so far.
+    `step` is its number, counted from the start of the training; `time` is when it was finished, in
+    seconds; `examples` is the size of its batch, 0 if unknown; `published` has what hooks published
+    at it so far.
     """
 
     def __init__(
@@ -55,12 +56,15 @@ class Report:
         self.time = metrics.time
         self.examples = examples
         self.published: dict[str, Value] = {}
-        self._host, self._state, self._metrics, self._publish = host, state, metrics, publish
+        self._host = host
+        self._state = state
+        self._metrics = metrics
+        self._publish = publish
         self._row: dict[str, float] | None = None
 
     @property
     def state(self) -> TrainState:
-        """The state after the step. Valid during the call only: the next step writes over it."""
+        """The state after the step. Only valid during the call: the next step overwrites it."""
         if self._state is None:
             raise RuntimeError(
                 f"the state of step {self.step} is gone: a hook that reads it needs needs_state = True"
@@ -69,12 +73,12 @@ class Report:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run is asked to end soon: save, and leave out what takes long."""
+        """True once an interrupt was requested: save, and skip what takes long."""
         return self._host.interrupted
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run is about to end, if it is."""
+        """The reason to stop, once there is one."""
         return self._host.stop_reason
 
     @property
@@ -84,11 +88,11 @@ class Report:
 
     @property
     def coordinator(self) -> Coordinator:
-        """Where a hook's own threads belong: what one of them raises ends the run, and no thread outlives it."""
+        """For threads of a hook: an exception in one of them ends the run, and none outlives it."""
         return self._host.coordinator
 
     def values(self) -> dict[str, Value]:
-        """Every metric of the step, and what hooks published with it so far; waits for the device.
+        """All metrics of the step, and what hooks published so far; waits for the device.
 
         Empty before the first step.
         """
@@ -100,44 +104,45 @@ class Report:
         return numbers[metric] if metric in numbers else float(self._metrics.column(metric)[-1])
 
     def publish(self, values: Mapping[str, Value]) -> None:
-        """Hand values of your own to all hooks.
+        """Publish values to all hooks.
 
-        Those that are yet to be told of this step find them in `values`, the others get them by `receive`. What is
-        published in `end` goes to all others by `receive`, and is in `values` too.
+        Hooks that are called after this one for the same step find them in `values`; the others get
+        them through `receive`. Values published in `end` go to all other hooks through `receive`,
+        and are in `values` too.
         """
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.published.update(plain)
         self._publish(plain)
 
     def stop(self, reason: str) -> None:
-        """Ask the loop to end after this step."""
+        """Stop the run after this step."""
         self._host.request_stop(reason)
 
     def notice(self, text: str) -> None:
-        """Tell something to whoever follows the run: hooks that write a log show it."""
+        """Show a message to the user, through the hooks that write a log."""
         self._host.notice(text)
 
     def flush(self) -> None:
-        """Have all hooks write out what still waits to be written."""
+        """Have all hooks finish their pending writes."""
         self._host.flush()
 
     def save(self) -> None:
-        """Have the state of this step saved now: before an evaluation at the end, which may take long, say.
+        """Save the state of this step now, for example before a long evaluation at the end.
 
-        What comes after it can still be published; it is added to what was saved.
+        Values that are published later are added to the checkpoint.
         """
         self._host.save(self)
 
     def flops(self) -> float | None:
-        """Floating-point operations of one step as compiled, if the compiler tells."""
+        """Floating-point operations of one compiled step, if the compiler reports them."""
         return self._host.flops()
 
     def hook_states(self) -> dict[str, Mapping[str, Any]]:
-        """What all hooks remember, for whoever saves the state; see `Hook.state`."""
+        """The states of all hooks, for the hook that saves; see `Hook.state`."""
         return self._host.hook_states()
 
-    def past(self, step: int) -> Past:
-        """An earlier step, to be looked at again."""
+    def past(self, step: int) -> PastStep:
+        """An earlier step, to be inspected or taken again."""
         return self._host.past(step)
 
     def _numbers(self) -> dict[str, float]:
@@ -156,111 +161,113 @@ def _plain(name: str, value: Any) -> Value:
 
 
 class Hook:
-    """Override what you need; `when` chooses the steps that `after_step` is called for.
+    """Override what you need; `when` chooses the steps after which `after_step` is called.
 
-    `needs_state` says whether `after_step` reads the state or must stop the run at its very step. The loop then waits
-    for the device before it goes on; without, it tells the hook a few steps later, and no time is lost.
+    Set `needs_state` if `after_step` reads the state, or must stop the run at exactly its step. The
+    loop then waits for the device before the next step. Otherwise the hook is called a few steps
+    later, and no time is lost.
 
-    A hook that remembers something from step to step returns it from `state`, and takes it back in `restore`: it is
-    stored in each checkpoint, so that a resumed run goes on as if it had not been interrupted.
+    A hook with memory returns it from `state` and gets it back through `restore`. It is stored in
+    every checkpoint, so a resumed run continues as if it had not been interrupted.
 
-    One that saves the state says so with `saves_state`. It is told of a step after all other hooks, so that it saves
-    what they know by then.
+    A hook that saves the state sets `saves_state`. It is called after all other hooks, so that it
+    saves what they know.
 
-    Where several processes train together, all of them have all hooks, and must: what they compute with the state, they
-    compute together. Those that only write are `chief_only`.
+    If several processes train, all of them have the same hooks, because what hooks compute with the
+    state is computed by all processes. Hooks that only write are `chief_only`.
     """
 
     when: Trigger = never()
     needs_state: bool = True
-    chief_only: bool = (
-        False  # whether, of several processes, only the first has it, because it writes for all
-    )
-    saves_state: bool = False  # whether the run can be restored from what it writes; see above
-    label: str = ""  # tells hooks of one class apart in a checkpoint; without, their order does
+    chief_only: bool = False  # True if only the first process has it, because it writes for all
+    saves_state: bool = False  # True if the run can be restored from what it writes
+    label: str = ""  # tells hooks of one class apart in a checkpoint; the default is their order
     follows_chief: bool = (
-        False  # set by a Scaffold that waits: another process writes, this one only restores
+        False  # set by a Scaffold that waits: this process restores and never saves
     )
 
     def restore_state(self, like: TrainState) -> TrainState | None:
-        """First of all, and again when a run recovers: a state that was saved, or None.
+        """Called first, and again when a run recovers: return a saved state, or None.
 
-        `like` has the structure of the state; its leaves may be shapes (`jax.ShapeDtypeStruct`) with their shardings.
+        `like` has the structure of the state; its leaves may be `jax.ShapeDtypeStruct`, with
+        shardings.
         """
 
     def saved_hook_states(self) -> Mapping[str, Mapping[str, Any]] | None:
-        """The `Report.hook_states` saved with the state that `restore_state` returned last; None if there was none."""
+        """The hook states saved with the state that `restore_state` returned; None without one."""
 
     def start(self, state: TrainState) -> TrainState:
-        """Then: the state to start from. With nothing to say, answer with the same object."""
+        """Called next: return the state to start from, by default the same object."""
         return state
 
     def begin(self, report: Report) -> None:
-        """Before the first step, and again when a run recovers, when the state is known."""
+        """Called before the first step, and again when a run recovers."""
 
     def state(self) -> Mapping[str, Any] | None:
-        """What the hook remembers: a small mapping of what JSON can say, infinities and NaN too, or None.
+        """Return what the hook remembers, a small mapping that fits into JSON, or None.
 
-        It is asked for when a step is saved, after all hooks were told of the step and of what was published at it.
+        Infinities and NaN are allowed. Called when a step is saved, after all hooks were called for
+        that step and received what was published at it.
         """
 
     def restore(self, state: Mapping[str, Any]) -> str | None:
-        """After `begin`, if the run resumes or recovers: what `state` returned at the step that it starts from.
+        """Called after `begin` if the run resumes or recovers, with what `state` returned then.
 
-        What it returns is a reason to stop: the run then takes no step. It is not called for a hook of which nothing
-        was saved; such a hook starts fresh.
+        Return a reason to stop, or None; with a reason the run takes no step. Not called for a hook
+        without a saved state.
         """
 
     def prepare(self, step: int, batch: Batch) -> Batch:
-        """In the thread that reads ahead: the batch of a step in the host's memory, this process's part of it.
+        """Change the batch of a step on the host, in the read-ahead thread; return the batch to use.
 
-        It answers with the batch to use. A hook that overrides this turns fusing off.
+        It is this process's part of the batch. A hook that overrides this turns step fusion off.
         """
         return batch
 
     def before_step(self, report: Report, batch: Batch) -> Mapping[str, Any] | None:
-        """Before every step: entries to put into its batch. A hook that overrides this turns fusing off.
+        """Return entries to put into the batch of the next step; `report` is of the step before.
 
-        The report is of the step before.
+        A hook that overrides this turns step fusion off.
         """
 
     def watch(self, metrics: Metrics) -> str | None:
-        """For all steps, in order, some steps later, when their metrics are ready and reading them costs no wait.
+        """Called for all steps in order, when their metrics are ready and reading them is free.
 
-        It is always called for a step before any hook's `after_step` for the same step. Fused steps come together. What
-        it answers with is a reason to stop.
+        Called before any hook's `after_step` for the same step; once for several fused steps. Return
+        a reason to stop, or None.
         """
 
     def after_step(self, report: Report) -> None:
-        """After each step that `when` chooses."""
+        """Called after each step that `when` chooses."""
 
     def receive(self, step: int, values: Mapping[str, Value]) -> str | None:
-        """Values that another hook published at a step where this one is not due, or in its `end`.
+        """Called with values that another hook published at a step where this one is not due.
 
-        What it returns is a reason to stop.
+        Also with those published in `end`. Return a reason to stop, or None.
         """
 
     def notice(self, text: str) -> None:
-        """Something that the loop, or another hook, has to say to whoever follows the run."""
+        """Show a message of the loop or of another hook to the user."""
 
     def flush(self) -> None:
-        """Write out what still waits to be written: a checkpoint is about to be taken."""
+        """Finish pending writes: a checkpoint is about to be saved."""
 
     def end(self, report: Report) -> None:
-        """Once, after the last step, unless an exception ended the run.
+        """Called once, after the last step, unless an exception ended the run.
 
-        The report has what was published at the last step. What other hooks publish in their `end` comes by `receive`.
+        The report has what was published at the last step. Values that other hooks publish in their
+        `end` arrive through `receive`.
         """
 
-    def failed(self, error: Exception, past: Past | None) -> None:
-        """Once, when an exception ended the run; `past` is the step that failed, if it was a step."""
+    def failed(self, error: Exception, past: PastStep | None) -> None:
+        """Called once if an exception ended the run; `past` is the step that failed, if known."""
 
     def close(self) -> None:
-        """Once, always, even after an exception: let go of threads and files."""
+        """Called once, always, even after an exception: release threads and files."""
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:
-    """That they are hooks, and that each says when it is due."""
+    """Raise TypeError unless all are hooks with a trigger."""
     for hook in hooks:
         if not isinstance(hook, Hook):
             raise TypeError(f"hooks must be instances of ftrain.Hook, got {hook!r}")
@@ -271,7 +278,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
 
 
 def feed_batch(hooks: Sequence[Hook], report: Report, batch: Batch) -> Batch:
-    """The batch with what hooks put into it."""
+    """The batch with the entries that hooks put into it."""
     fed: dict[str, Any] = {}
     for hook in hooks:
         entries = hook.before_step(report, batch) or {}

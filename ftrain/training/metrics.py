@@ -1,11 +1,9 @@
-"""Metrics of a call: of one step, or of several fused ones, in one array, because each one returned costs time."""
+"""Metrics of a call of one or several steps, in one array: every array returned costs time."""
 
 import jax
 import numpy as np
 
-NAN_IF_UNKNOWN = frozenset(
-    {"learning_rate"}
-)  # metrics whose NaN says "unknown", not that something went wrong
+NAN_IF_UNKNOWN = frozenset({"learning_rate"})  # a NaN of these means "unknown", not a failure
 
 
 class UnknownMetricError(KeyError):
@@ -18,36 +16,39 @@ class UnknownMetricError(KeyError):
 
 
 class Metrics:
-    """The metrics of steps `first` to `last`. They stay on the device until they are read, once for all hooks."""
+    """The metrics of steps `first` to `last`. They stay on the device until a hook reads them."""
 
     def __init__(
         self, first: int, last: int, names: tuple[str, ...] = (), packed: jax.Array | None = None
     ):
-        self.first, self.last = first, last
-        self.time = 0.0  # in seconds, when they were found to be finished; before that, when they were dispatched
+        self.first = first
+        self.last = last
+        self.time = (
+            0.0  # in seconds: when the call was dispatched, and then when it was found finished
+        )
         self.names = names
         self._packed = packed  # (metrics,) of one step, or (steps, metrics)
         self._table: np.ndarray | None = None
 
     def table(self) -> np.ndarray:
-        """One row for each step, one column for each name; waits for the device."""
+        """One row per step, one column per name; waits for the device."""
         if self._table is None:
             steps = self.last - self.first + 1
             self._table = np.asarray(() if self._packed is None else self._packed).reshape(
                 steps, len(self.names)
             )
-            self._packed = None  # the numbers are here: let go of the array
+            self._packed = None  # free the array on the device
         return self._table
 
     def column(self, name: str) -> np.ndarray:
-        """One metric, a number for each step; waits for the device."""
+        """The values of one metric at all steps; waits for the device."""
         if name not in self.names:
             there = ", ".join(sorted(self.names)) or "none yet"
             raise UnknownMetricError(f"there is no metric {name}; there are {there}")
         return self.table()[:, self.names.index(name)]
 
     def row(self, step: int) -> dict[str, float]:
-        """Every metric of a step by its name; waits for the device."""
+        """All metrics of one step, by name; waits for the device."""
         return (
             dict(zip(self.names, self.table()[step - self.first].tolist(), strict=True))
             if self.names
@@ -55,10 +56,10 @@ class Metrics:
         )
 
     def wait(self) -> None:
-        """Wait until the steps have been computed."""
+        """Wait until the steps are finished."""
         if self._packed is not None:
             self._packed.block_until_ready()
 
     def is_ready(self) -> bool:
-        """Whether the steps have been computed."""
+        """Whether the steps are finished."""
         return self._packed is None or self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue] - no stub

@@ -16,9 +16,9 @@ import optax
 from ftrain.data import Pipeline
 from ftrain.formats.whole_files import write_whole
 from ftrain.storage import exists, list_names, retry
+from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.fingerprint import fingerprint, fingerprint_jaxpr
-from ftrain.training.objective import LossFunction
-from ftrain.training.program import Program
+from ftrain.training.loss import LossFunction
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
 
@@ -61,7 +61,7 @@ class RunRecord:
     traced, and only by the same versions of the libraries; the data by the pipeline's summary.
     """
 
-    def __init__(self, directory: Path, program: Program, data: Any, ingredients: Ingredients):
+    def __init__(self, directory: Path, program: CompiledStep, data: Any, ingredients: Ingredients):
         self._path = directory / NAME
         self._program, self._ingredients = program, ingredients
         self._data = data.summary() if isinstance(data, Pipeline) else {}

@@ -1,32 +1,36 @@
-"""Replay: a step taken again, to see where a value stopped being finite."""
+"""Replay: take an earlier step again, and find where a value stopped being finite."""
 
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from ftrain.data import Pipeline, feed_pieces
+from ftrain.training.compiled_step import CompiledStep
+from ftrain.training.loss import Batch
 from ftrain.training.metrics import NAN_IF_UNKNOWN
-from ftrain.training.objective import Batch
-from ftrain.training.program import Program
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
 from ftrain.tree import Tree, named_leaves
 
-LIMIT = 60.0  # seconds that steps are taken again for
+LIMIT = 60.0  # seconds for taking steps again
+_OURS = Path(__file__).parents[1]
+_THEIRS = Path(jax.__file__).parents[1]  # where libraries are installed
 
 
 class ReplayError(RuntimeError):
-    """Steps that cannot be taken again."""
+    """A step that cannot be taken again."""
 
 
-class Past:
-    """An earlier step of a run, to be looked at again. ReplayError where something of it is gone."""
+class PastStep:
+    """An earlier step of a run. Its methods raise ReplayError if its batch or state is lost."""
 
     def __init__(
         self,
@@ -39,41 +43,106 @@ class Past:
         identity: Mapping[str, Any],
     ):
         self.step = step
-        self.batch = functools.cache(batch)  # what it was given
-        self.start = start  # the newest checkpoint, or the beginning
-        self.state = state  # the state before it; the steps from `start` on are taken again for it
-        self.identity = identity  # what its batch was made of
+        self.batch = functools.cache(batch)
+        self.start = start  # the newest checkpoint, or the initial state
+        self.state = state  # the state before it: the steps from `start` on are taken again
+        self.identity = identity  # what its batch consists of
         self._take = take
 
     def locate(self) -> list[str]:
-        """What was not finite in it, in the order in which a step computes it."""
+        """Return the names of non-finite values, in the order in which the step computes them."""
         batch = self.batch()
         return locate(self._take, self.state(), batch)
 
 
+class Replayer:
+    """Makes the `PastStep` of a step of this run.
+
+    Args:
+      take: the step, as a function of a state and a whole batch.
+      start: returns the state that the run started from, or its newest checkpoint.
+      batches_change: whether hooks change batches, so that the steps cannot be taken again.
+      is_alone: whether this is the only process; steps are not taken again by several.
+    """
+
+    def __init__(
+        self,
+        take: Step,
+        compiled: CompiledStep,
+        data: Pipeline | Iterable[Any],
+        start: Callable[[], TrainState],
+        *,
+        batches_change: bool,
+        is_alone: bool,
+    ):
+        self._take = take
+        self._compiled = compiled
+        self._data = data
+        self._start = start
+        self._batches_change = batches_change
+        self._is_alone = is_alone
+
+    def past(
+        self, step: int, batch: Callable[[], Batch | None], state: Callable[[], TrainState | None]
+    ) -> PastStep:
+        """A step whose `batch` and `state` functions return what is still in memory, or None."""
+        return PastStep(
+            step,
+            take=self._take,
+            batch=lambda: self._batch_of(step, batch()),
+            start=self._start if self._is_alone else _not_with_several_processes,
+            state=(lambda: self._state_before(step, state()))
+            if self._is_alone
+            else _not_with_several_processes,
+            identity=self._data.identity(step - 1) if isinstance(self._data, Pipeline) else {},
+        )
+
+    def _batch_of(self, step: int, in_memory: Batch | None) -> Batch:
+        if in_memory is not None and self._is_alone:  # of several processes, each has only a part
+            return in_memory
+        if isinstance(self._data, Pipeline):
+            return self._data.batch(step - 1)
+        raise ReplayError(f"the batch of step {step} is lost, and the data have no random access")
+
+    def _state_before(self, step: int, in_memory: TrainState | None) -> TrainState:
+        is_whole = in_memory is not None and not any(
+            leaf.is_deleted() for leaf in jax.tree.leaves(in_memory)
+        )
+        if in_memory is not None and is_whole:
+            return jax.tree.map(jnp.copy, in_memory)
+        state = self._start()
+        if self._batches_change and int(state.step) < step - 1:
+            raise ReplayError("steps cannot be taken again, because hooks change their batches")
+        return forward(self._compiled, state, self._data, step)
+
+
+def _not_with_several_processes() -> TrainState:
+    raise ReplayError("several processes cannot take earlier steps again")
+
+
 def forward(
-    program: Program,
+    compiled: CompiledStep,
     state: TrainState,
     data: Pipeline | Iterable[Any],
     step: int,
     *,
     limit: float = LIMIT,
 ) -> TrainState:
-    """The state before step number `step`, from an earlier one; the steps between are taken again."""
+    """The state before step number `step`, computed from an earlier one by taking the steps again."""
     start = int(state.step)
     if start > step - 1:
-        raise ReplayError(f"the earliest state at hand is of step {start}, after step {step - 1}")
+        raise ReplayError(f"the earliest state available is of step {start}, after step {step - 1}")
     if start < step - 1 and not isinstance(data, Pipeline):
         raise ReplayError(
-            f"steps {start + 1} to {step - 1} cannot be taken again: the data cannot be asked for a step"
+            f"steps {start + 1} to {step - 1} cannot be taken again: the data have no random access"
         )
     if start == step - 1:
         return state
     deadline = time.monotonic() + limit
-    stream = feed_pieces(data, start, itertools.repeat(1), program.put)
+    stream = feed_pieces(data, start, itertools.repeat(1), compiled.put)
     try:
         for number in range(start + 1, step):
-            state, metrics = program(state, next(stream), number)
+            state, metrics = compiled(state, next(stream), number)
             if number % 8 == 0:  # a bounded number of calls in flight
                 metrics.wait()
             if time.monotonic() > deadline:
@@ -86,9 +155,9 @@ def forward(
 
 
 def locate(step: Step, state: TrainState, batch: Batch) -> list[str]:
-    """What is not finite in a step, in the order in which a step computes it; `state` is the one before it.
+    """Return the names of non-finite values of a step, in the order in which it computes them.
 
-    A step made by `make_step` tells its gradients too.
+    `state` is the state before the step. Gradients are included for a step made by `make_step`.
     """
     found = [
         *_not_finite("batch", batch),
@@ -128,3 +197,76 @@ def _not_finite(what: str, tree: Tree) -> list[str]:
                 else f"{what}/{name} ({share})"
             )
     return phrases
+
+
+def find_nan_origin(step: Step, state: TrainState, batch: Batch) -> list[str]:
+    """Describe the first operations of a step that return infinity and NaN for finite inputs.
+
+    Each description names the source line. An infinity may be intended, as in a mask. A loop or a
+    branch counts as one operation. Slow: every operation is computed by itself.
+    """
+    closed: ClosedJaxpr = jax.make_jaxpr(step)(state, batch)
+    found: dict[str, str] = {}
+    for equation, inputs, outputs in _operations(
+        closed.jaxpr, closed.consts, jax.tree.leaves((state, batch))
+    ):
+        for what, test in (("infinity", jnp.isinf), ("NaN", jnp.isnan)):
+            if what not in found and _any(test, outputs) and not _any(test, inputs):
+                found[what] = _describe(equation, what, inputs)
+        if "NaN" in found:
+            break
+    return list(found.values())
+
+
+def _operations(
+    jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any]
+) -> Iterator[tuple[JaxprEqn, list[Any], list[Any]]]:
+    """Compute the operations in order, each with its inputs and outputs; return the results."""
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known |= dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, Literal) else known[variable]
+
+    for equation in jaxpr.eqns:
+        given = [read(variable) for variable in equation.invars]
+        inner = equation.params.get("jaxpr")
+        if equation.primitive.name in ("jit", "pjit") and isinstance(inner, ClosedJaxpr):
+            made = yield from _operations(inner.jaxpr, inner.consts, given)
+        else:
+            variables = [each for each in equation.invars if not isinstance(each, Literal)]
+            alone = jaxpr.replace(
+                constvars=[], invars=variables, outvars=equation.outvars, eqns=[equation]
+            )
+            made = jaxpr_as_fun(ClosedJaxpr(alone, []))(*map(read, variables))
+            yield equation, given, made
+        known |= dict(zip(equation.outvars, made, strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _any(test: Any, values: Sequence[Any]) -> bool:
+    numbers = [value for value in values if jnp.issubdtype(jnp.result_type(value), jnp.inexact)]
+    return any(bool(test(value).any()) for value in numbers)
+
+
+def _describe(equation: JaxprEqn, what: str, inputs: Sequence[Any]) -> str:
+    of = ", ".join(f"{jnp.result_type(value)}{list(jnp.shape(value))}" for value in inputs)
+    return f"the first {what} comes out of {equation.primitive.name}({of}){_line_of(equation)}"
+
+
+def _line_of(equation: JaxprEqn) -> str:
+    """The line of the user's code that an operation comes from, or else the nearest one."""
+    trace = equation.source_info.traceback
+    frames = [] if trace is None else list(trace.frames)
+    outside = [frame for frame in frames if not _is_library(frame.file_name)]
+    if not outside:
+        return ""
+    frame = outside[0]
+    return f"\n  in {frame.file_name}, line {frame.line_num}, in {frame.function_name}"
+
+
+def _is_library(file: str) -> bool:
+    path = Path(file)
+    if path.is_relative_to(_OURS):
+        return not path.is_relative_to(_OURS / "tasks")
+    return path.is_relative_to(_THEIRS) or not path.exists()

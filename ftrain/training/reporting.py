@@ -7,7 +7,7 @@ from ftrain.launching.protocol import Done, Failed, Progress, Stopped
 from ftrain.launching.reporter import Reporter, reporter_of_this_process
 from ftrain.training.hook import Hook, Report
 from ftrain.training.metrics import Metrics
-from ftrain.training.replay import Past
+from ftrain.training.replay import PastStep
 from ftrain.training.timing import Timing
 
 _EVERY = 0.2  # seconds between two looks at the loss
@@ -42,7 +42,7 @@ class ProgressReport(Hook):
     def close(self) -> None:
         self.reporter.doing = lambda: "starting"  # whatever comes after the run
 
-    def failed(self, error: Exception, past: Past | None) -> None:
+    def failed(self, error: Exception, past: PastStep | None) -> None:
         message = str(error).partition("\n")[0]
         retryable = getattr(error, "retryable", True)
         self.reporter.send(

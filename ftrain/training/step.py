@@ -1,16 +1,13 @@
 """The training step: a pure function, and its compilation for a mesh as a second, separate one."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.averages import update_averages
-from ftrain.cluster import mesh as meshes
 from ftrain.gradients import (
     clip_by_global_norm,
     global_norm,
@@ -20,14 +17,12 @@ from ftrain.gradients import (
 )
 from ftrain.gradients.accumulation import Differentiated
 from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
-from ftrain.gradients.sharing import shared_over
 from ftrain.gradients.skipping import check_transform
 from ftrain.hyperparameters import check_count, check_fraction
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
 from ftrain.optimizers.frozen import zero_frozen
-from ftrain.training.objective import Batch, LossFunction, Metrics, differentiate, make_objective
-from ftrain.training.parallel import Parallel, spread
+from ftrain.training.loss import Batch, LossFunction, Metrics, differentiate, make_objective
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
 from ftrain.weighted_mean import WeightedMean, value_of
@@ -165,53 +160,6 @@ def make_step(
 
     step.differentiate = gradients_of  # pyright: ignore[reportFunctionMemberAccess] - for who looks for a NaN
     return step
-
-
-def compile_step(
-    step: Callable[[TrainState, Batch], tuple[TrainState, M]],
-    mesh: Mesh | None = None,
-    *,
-    stacked: bool = False,
-    shardings: Tree | None = None,
-    parallel: Parallel = "jit",
-) -> Callable[[TrainState, Batch], tuple[TrainState, M]]:
-    """`step` compiled, its state updated in place: the state that goes in cannot be used again.
-
-    On a mesh the state lies as `shardings` say, one for each of its leaves, or else as a whole on every device. The
-    batch is split along its first axis; if the batches of several steps are `stacked`, along its second. With "jit" the
-    compiler spreads the step; a step for "shard_map" or "pmap" takes means itself, `make_step(replicas=...)`.
-    """
-    step = spread(step, mesh, parallel, stacked=stacked)
-    split = batch_sharding(mesh, stacked=stacked)
-    if mesh is None or split is None:
-        return jax.jit(step, donate_argnums=0)
-    replicated = NamedSharding(mesh, PartitionSpec())
-    state = replicated if shardings is None else shardings
-    whole = all(each.is_fully_replicated for each in jax.tree.leaves(state))
-    if (
-        parallel == "jit" and whole and replicated.is_fully_addressable
-    ):  # between processes, it takes longer than it saves
-        step = _sharing(step, mesh)
-    return jax.jit(
-        step, donate_argnums=0, in_shardings=(state, split), out_shardings=(state, replicated)
-    )
-
-
-def _sharing(step: Callable[[S, Batch], M], mesh: Mesh) -> Callable[[S, Batch], M]:
-    @functools.wraps(step)
-    def traced(state: S, batch: Batch) -> M:
-        with shared_over(mesh):
-            return step(state, batch)
-
-    return traced
-
-
-def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding | None:
-    """How a batch is split over a mesh; None if there is only one device."""
-    if mesh is None or mesh.size == 1:
-        return None
-    axes = tuple(axis for axis in meshes.BATCH_AXES if axis in mesh.shape)
-    return NamedSharding(mesh, PartitionSpec(None, axes) if stacked else PartitionSpec(axes))
 
 
 def _rng_of(state: TrainState, replicas: Axis | None) -> jax.Array:

@@ -1,41 +1,40 @@
-"""Stopping: whether a run is to end, why, and, where several processes train, after which step."""
+"""Stopping: whether a run stops, why, and at which step if several processes train."""
 
 import threading
 from collections.abc import Callable
 
 from ftrain.cluster import MismatchError
 from ftrain.coordination import Coordinator
+from ftrain.training.consensus import Consensus
 from ftrain.training.hook import DATA_ENDED
-from ftrain.training.together import Together
 
 
 class Stopping:
-    """Requests to stop, from any thread; the first reason given is kept.
+    """Requests to stop, from any thread; the first reason is kept.
 
-    With other processes a request is a proposal: all of them decide on the last step, and hear of it when they are
-    there.
+    With several processes a request is a proposal: all of them agree on the last step.
     """
 
-    def __init__(self, coordinator: Coordinator, together: Together | None):
+    def __init__(self, coordinator: Coordinator, consensus: Consensus | None):
         self.reason: str | None = None
         self.interrupted = False
-        self.thread: int | None = None  # the one that takes the steps
-        self._is_final = False  # that thread knows of it: no further step may be taken
-        self._coordinator, self._together = coordinator, together
+        self.thread: int | None = None  # the thread that takes the steps
+        self._is_final = False  # that thread saw the request: no further step may be taken
+        self._coordinator = coordinator
+        self._consensus = consensus
 
     def ask(self, reason: str, *, interrupted: bool = False) -> None:
-        if self._together is not None:
-            return self._together.ask_to_stop(reason, interrupted=interrupted)
+        """Request a stop; `interrupted` if it should be soon."""
+        if self._consensus is not None:
+            return self._consensus.ask_to_stop(reason, interrupted=interrupted)
         self.interrupted = self.interrupted or interrupted
         self.reason = self.reason or reason
-        if (
-            threading.get_ident() == self.thread
-        ):  # another thread's request may come just before a step
+        if threading.get_ident() == self.thread:  # another thread may ask just before a step
             self._is_final = True
         return None
 
     def is_due(self, step: int) -> bool:
-        """Whether `step` was the last one; from then on none may be taken."""
+        """Whether `step` was the last one; if so, no further step may be taken."""
         if self._coordinator.should_stop():
             self.ask("a thread asked to")
         self.hear(step)
@@ -43,39 +42,41 @@ class Stopping:
         return self._is_final
 
     def hear(self, step: int) -> None:
-        """What the processes have decided, if `step` is the last one."""
-        if self._together is not None and self._together.is_over(step, wait=True):
-            self.interrupted, self.reason = self._together.interrupted, self._together.reason
+        """Take over the decision of the processes, if `step` is the last one."""
+        if self._consensus is not None and self._consensus.is_over(step, wait=True):
+            self.interrupted = self._consensus.interrupted
+            self.reason = self._consensus.reason
 
     def is_coming(self, step: int) -> bool:
-        """In a thread, which waits for the data after `step`: whether the run ends anyway."""
-        is_over = self._together is not None and self._together.is_over(step)
+        """Whether the data after `step` are no longer needed; called by the read-ahead thread."""
+        is_over = self._consensus is not None and self._consensus.is_over(step)
         return self.interrupted or is_over or self._coordinator.should_stop()
 
     def check(self) -> None:
-        """That a step may be taken."""
+        """Raise an error if no further step may be taken."""
         if self._is_final:
             self._coordinator.raise_requested_exception()
             raise RuntimeError(f"the run has been stopped: {self.reason}")
 
     def revoke(self) -> None:
-        """Go back to an earlier step: a hook that asked at one that is taken again will do so again."""
+        """Withdraw a request: the run goes back, and the hook will ask again at the same step."""
         if self._is_final:
-            self.reason, self._is_final = None, False
+            self.reason = None
+            self._is_final = False
 
     def end_data(self, step: int) -> None:
-        """There are no data behind `step`."""
+        """Stop because there are no data after `step`."""
         self.ask(DATA_ENDED)
-        if self._together is not None and not self._together.is_over(step, wait=True):
+        if self._consensus is not None and not self._consensus.is_over(step, wait=True):
             raise MismatchError(
-                f"the data of process {self._together.group.index} end after step {step}, and others have begun a "
+                f"the data of process {self._consensus.group.index} end after step {step}, and others have begun a "
                 "later one; all processes need the same number of batches"
             )
 
     def catch_up(self, step: Callable[[], int], take: Callable[[], None]) -> None:
-        """Leave the loop: whoever does so before the other processes has to go on to where they are."""
-        if self._together is not None:
+        """The loop was left: take the steps that the other processes have already begun."""
+        if self._consensus is not None:
             self.ask("the loop was left")
-            while not self._together.is_over(step(), wait=True):
+            while not self._consensus.is_over(step(), wait=True):
                 take()
             self.hear(step())

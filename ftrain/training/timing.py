@@ -1,4 +1,4 @@
-"""Timing: where the time of a run went."""
+"""Timing: what the time of a run is spent on."""
 
 import time
 from collections.abc import Iterator
@@ -8,18 +8,22 @@ clock = time.perf_counter
 
 
 class Timing:
-    """Seconds by what they were spent on. What is left of the whole is Python's own share."""
+    """Seconds by activity. The rest of the total is spent in the loop itself."""
 
     def __init__(self) -> None:
-        self.data = self.dispatch = self.device = 0.0  # what every call adds to
-        self.others: dict[str, float] = {}  # hooks, and what comes once
-        self.doing: str | None = None  # which of them it is now
+        self.data = 0.0  # waiting for batches
+        self.dispatch = 0.0  # dispatching calls
+        self.device = 0.0  # waiting for the device
+        self.others: dict[str, float] = {}  # hooks, compiling, starting
+        self.doing: str | None = None  # the current one of the others
         self._started = clock()
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Count the seconds of the block to `name`."""
-        started, before, self.doing = clock(), self.doing, name
+        """Add the seconds of the block to `name`."""
+        started = clock()
+        before = self.doing
+        self.doing = name
         try:
             yield
         finally:
@@ -27,10 +31,11 @@ class Timing:
             self.add(name, clock() - started)
 
     def add(self, name: str, seconds: float) -> None:
+        """Add seconds to `name`."""
         self.others[name] = self.others.get(name, 0.0) + seconds
 
     def seconds(self) -> dict[str, float]:
-        """All of it so far, the largest first, and what is left."""
+        """The seconds of each activity so far, largest first, and the rest."""
         known = {
             "waiting for data": self.data,
             "dispatching steps": self.dispatch,

@@ -1,23 +1,25 @@
-"""Triggers: which steps a hook wants to see."""
+"""Triggers: after which steps a hook is called; and the schedule of all hooks of a run."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """Says of each step whether a hook is due after it. Immutable: one trigger may serve many hooks.
+    """Decides after which steps a hook is due. Immutable: several hooks may share one.
 
-    `fired` is the step at which it was due last, as far as it cares.
+    `fired` is the step at which it was due last, or None.
     """
 
     @property
     def patience(self) -> float:
-        """The seconds after which this is due at a step that `next` does not tell."""
+        """The seconds after which this is due at a step that `next` does not name."""
         return math.inf
 
     def counts_from(self, start: int) -> int | None:
-        """What `fired` is before it was ever due, in a run that starts at step `start`."""
+        """The value of `fired` before it is first due, in a run that starts at step `start`."""
         return start
 
     def next(self, step: int, fired: int | None = None) -> float:
@@ -73,9 +75,9 @@ class _First(Trigger):
 
 
 def every(*, steps: int | None = None, secs: float | None = None) -> Trigger:
-    """At every multiple of `steps`, or whenever `secs` seconds have passed since the last time, or both.
+    """At every multiple of `steps`, or when `secs` seconds have passed since the last time, or both.
 
-    Multiples of the step, not of the steps since the start: a resumed run fires where the first one would have.
+    It counts from step 0, not from the start of the run, so a resumed run fires at the same steps.
     """
     if steps is None and secs is None:
         raise ValueError("every() needs steps= or secs=")
@@ -84,10 +86,10 @@ def every(*, steps: int | None = None, secs: float | None = None) -> Trigger:
 
 
 def timer(*, steps: int | None = None, secs: float | None = None, at_once: bool = True) -> Trigger:
-    """After the first step of a run, and then so many steps or seconds after it was due last.
+    """After the first step of a run, and then `steps` or `secs` after it was due last.
 
-    This is the timer of the reference, which counts from wherever a run starts; without `at_once` it passes over the
-    first step. Prefer `every`: with it a run that is interrupted writes and saves at the same steps as one that is not.
+    This is TensorFlow 1's timer, which counts from the start of a run; without `at_once` it is not
+    due after the first step. Prefer `every`: an interrupted run then fires at the same steps.
     """
     if (steps is None) == (secs is None):
         raise ValueError("timer() needs either steps= or secs=")
@@ -120,3 +122,43 @@ def _check_positive(name: str, steps: int | None, secs: float | None) -> None:
             raise ValueError(f"{name}() needs {what} > 0, got {value}")
     if steps is not None and not isinstance(steps, int):
         raise ValueError(f"{name}() needs a whole number of steps, got {steps}")
+
+
+class _Scheduled(Protocol):
+    when: Trigger
+
+
+H = TypeVar("H", bound=_Scheduled)
+
+
+class HookSchedule(Generic[H]):
+    """Which hooks are due after a step, and when the next one is due."""
+
+    def __init__(self, hooks: Sequence[H], start: int = 0, now: float = 0.0):
+        self._hooks = hooks
+        self._fired = [hook.when.counts_from(start) for hook in hooks]
+        self._times = [now] * len(hooks)  # when each hook was due last
+        self.next_step = 0.0  # the next step at which a hook is due by count
+        self.next_time = 0.0  # the next time at which a hook is due by seconds
+        self.look_ahead(start)
+
+    def due(self, step: int, now: float) -> list[H]:
+        """The hooks that are due after `step`."""
+        if step < self.next_step and now < self.next_time:
+            return []
+        due: list[H] = []
+        for i, hook in enumerate(self._hooks):
+            if hook.when.due(step, now - self._times[i], self._fired[i]):
+                due.append(hook)
+                self._fired[i] = step
+                self._times[i] = now
+        self.look_ahead(step)
+        return due
+
+    def look_ahead(self, step: int) -> None:
+        """Compute when a hook is due next after `step`, so that no step before has to check."""
+        self.next_step = math.inf
+        self.next_time = math.inf
+        for hook, fired, time in zip(self._hooks, self._fired, self._times, strict=True):
+            self.next_step = min(self.next_step, hook.when.next(step, fired))
+            self.next_time = min(self.next_time, time + hook.when.patience)

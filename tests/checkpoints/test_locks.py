@@ -136,7 +136,8 @@ def test_of_two_that_take_a_lock_over_one_has_it(orphan):
     process.kill()
     process.wait()
     program = "import sys, time\nfrom pathlib import Path\nfrom ftrain.checkpoints import hold\n"
-    program += "sys.stdin.readline()\nlock = hold(Path(sys.argv[1]), 'held')\nprint('has it', flush=True)\ntime.sleep(600)"
+    program += "sys.stdin.readline()\nlock = hold(Path(sys.argv[1]), 'held')\n"
+    program += "print('has it', flush=True)\ntime.sleep(600)"
     environ = os.environ | {"PYTHONPATH": str(Path(ftrain.__file__).parents[1])}
     pipes = {
         "stdin": subprocess.PIPE,

@@ -154,7 +154,8 @@ def test_a_listener_that_went_away_does_not_cost_the_checkpoint(tmp_path):
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
     """As SIGINT is in the background of a script."""
     config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
-    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    ignoring += "os.execv(sys.argv[1], sys.argv[1:])"
     command = [
         sys.executable,
         "-c",

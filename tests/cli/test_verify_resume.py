@@ -86,7 +86,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
 @pytest.mark.campaign
 def test_too_few_steps_for_the_kills_is_said(tmp_path, monkeypatch, capsys):
     def be_too_late(self, group, *_):
-        while group.is_whole:
+        while group.is_complete:
             group.look(0.01)
         return False
 
@@ -196,7 +196,7 @@ def test_of_a_group_that_is_left_by_an_exception_nobody_stays(tmp_path):
 
     def be_interrupted():
         with open_group(command, 3, tmp_path / "output.txt") as group:
-            assert group.is_whole
+            assert group.is_complete
             assert len(processes_of(tmp_path)) == 3
             raise KeyboardInterrupt
 
@@ -212,7 +212,7 @@ def test_who_has_ended_before_was_not_killed(tmp_path):
     with open_group([sys.executable, "-c", program], 3, tmp_path / "output.txt") as group:
         assert group.wait(60) == []
         assert [group.kill_one(rank) for rank in range(3)] == [False] * 3
-        assert [account.code for account in group.accounts] == [0, 1, 2]
+        assert [status.returncode for status in group.statuses] == [0, 1, 2]
 
 
 @pytest.fixture

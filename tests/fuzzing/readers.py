@@ -524,7 +524,10 @@ def read_bundle(files: tuple[bytes, bytes], home: Path) -> None:
         raise refused
 
 
-STATE = 'model_checkpoint_path: "model-5"\nall_model_checkpoint_paths: "model-3"\nall_model_checkpoint_paths: "model-5"\n'
+STATE = (
+    'model_checkpoint_path: "model-5"\n'
+    'all_model_checkpoint_paths: "model-3"\nall_model_checkpoint_paths: "model-5"\n'
+)
 
 
 def read_state(text: str, home: Path) -> None:

@@ -12,10 +12,9 @@ import ftrain
 from ftrain import Hook, TrainState, make_step, optimizers
 from ftrain.hooks import CheckpointSaver, CrashBundle, NotFiniteError, StopAtStep, StopOnNaN
 from ftrain.training import Loop, ReplayError, every, locate
+from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.crash import read_crash
-from ftrain.training.operations import bad_operations
-from ftrain.training.program import Program
-from ftrain.training.replay import forward
+from ftrain.training.replay import find_nan_origin, forward
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_thread_left")]
 ADAM = optimizers.adam(0.05)
@@ -92,7 +91,7 @@ def test_a_bundle_holds_the_state_before_the_step_and_its_batch(pipeline, tmp_pa
 
     found = locate(step, state, batch)
     assert found[0] == "gradients/count (nan)"
-    (phrase,) = [each for each in bad_operations(step, state, batch) if "NaN" in each]
+    (phrase,) = [each for each in find_nan_origin(step, state, batch) if "NaN" in each]
     assert "test_crash.py" in phrase
     assert "in diverging" in phrase
 
@@ -141,7 +140,7 @@ def test_data_that_cannot_be_asked_keep_the_batch_and_the_newest_state(pipeline,
     np.testing.assert_array_equal(crash.batch(like=batches[0])["x"], batches[22]["x"])
     assert crash.facts["state_step"] == 20
     assert crash.facts["notes"] == [
-        "steps 21 to 22 cannot be taken again: the data cannot be asked for a step"
+        "steps 21 to 22 cannot be taken again: the data have no random access"
     ]
 
 
@@ -218,7 +217,7 @@ def test_a_crash_that_was_not_is_named(pipeline, tmp_path):
 
 
 def test_taking_steps_again_has_a_limit(pipeline):
-    program, state = Program(make_step(loss_fn, ADAM)), TrainState.create(init_params(), ADAM)
+    program, state = CompiledStep(make_step(loss_fn, ADAM)), TrainState.create(init_params(), ADAM)
     with pytest.raises(
         ReplayError, match=r"taking steps 1 to 99999 again takes longer than 0.01 s"
     ):

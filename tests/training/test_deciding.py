@@ -3,7 +3,7 @@
 import pytest
 
 from ftrain.cluster import MismatchError, create_local
-from ftrain.training.together import Together, check_program
+from ftrain.training.consensus import Consensus, check_program
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def decided(run, **proposal):
 
 
 def test_all_stop_at_the_step_that_was_decided_on(group):
-    together = Together(group)
+    together = Consensus(group)
     together.begin(0, 0.0)
     group.handle(decided(0))
     assert [together.go_on(step) for step in range(5)] == [True, True, True, False, False]
@@ -31,8 +31,8 @@ def test_all_stop_at_the_step_that_was_decided_on(group):
 
 
 def test_what_an_earlier_loop_decided_too_late_is_nothing_to_the_next(group):
-    Together(group).begin(0, 0.0)
-    together = Together(group)
+    Consensus(group).begin(0, 0.0)
+    together = Consensus(group)
     together.begin(0, 0.0)
     group.handle({"hold": True})
     group.handle(decided(0))
@@ -42,7 +42,7 @@ def test_what_an_earlier_loop_decided_too_late_is_nothing_to_the_next(group):
 
 
 def test_loops_that_are_made_before_the_first_is_entered(group):
-    first, second = Together(group), Together(group)
+    first, second = Consensus(group), Consensus(group)
     first.begin(0, 0.0)
     group.handle(decided(0))
     assert first.is_over(3)
@@ -50,7 +50,7 @@ def test_loops_that_are_made_before_the_first_is_entered(group):
 
 
 def test_a_stop_that_is_asked_for_before_the_start_is_proposed_then(group):
-    together = Together(group)
+    together = Consensus(group)
     together.ask_to_stop("early")
     assert group.proposed == []
     together.begin(0, 0.0)

@@ -15,8 +15,8 @@ from ftrain.cluster import make_mesh
 from ftrain.data import ArraySource, Pipeline
 from ftrain.hooks import CheckpointSaver, FeedBatch, NotFiniteError, StopAtStep, StopOnNaN
 from ftrain.tasks.digits import classify, init_classifier
-from ftrain.training import Hook, Loop, at, every, first, fusing, never, timer
-from ftrain.training.fusing import Taken, best_length, first_difference, gaps
+from ftrain.training import Hook, Loop, at, every, first, fusion, never, timer
+from ftrain.training.fusion import Taken, best_length, first_difference, gaps
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_thread_left")]
 ADAM = optimizers.adam(0.05)
@@ -165,7 +165,7 @@ def test_a_nan_inside_of_a_fused_call_is_named_with_its_own_step():
 
 
 def compiled_lengths(loop):
-    return sorted({count for count, _ in loop._program._compiled})
+    return sorted({count for count, _ in loop._compiled._compiled})
 
 
 @pytest.mark.parametrize("steps", [37, 50, 64, 101])
@@ -232,8 +232,8 @@ class StopAtNotice(Notices):
 @pytest.fixture
 def any_speed_will_do(monkeypatch):
     """What is measured does not decide: the machine may be busy with other tests."""
-    monkeypatch.setattr(fusing, "LONG_STEP", math.inf)
-    monkeypatch.setattr(fusing, "LEAST_GAIN", math.inf)
+    monkeypatch.setattr(fusion, "LONG_STEP", math.inf)
+    monkeypatch.setattr(fusion, "MAX_SHARE", math.inf)
 
 
 @pytest.mark.usefixtures("any_speed_will_do")
@@ -246,20 +246,20 @@ def test_auto_fuses_quick_steps_and_says_so():
 
 
 def test_auto_leaves_steps_alone_whose_time_is_not_spent_on_dispatching(monkeypatch):
-    monkeypatch.setattr(fusing, "LONG_STEP", 0.0)
-    monkeypatch.setattr(fusing, "DISPATCH_SHARE", 2.0)
+    monkeypatch.setattr(fusion, "LONG_STEP", 0.0)
+    monkeypatch.setattr(fusion, "DISPATCH_SHARE", 2.0)
     loop = run([StopAtStep(60)], "auto")
     assert compiled_lengths(loop) == [1]
     assert loop._fuser.trial is None
 
 
 def test_auto_leaves_steps_alone_that_gain_nothing(monkeypatch):
-    monkeypatch.setattr(fusing, "LONG_STEP", math.inf)
-    monkeypatch.setattr(fusing, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(fusion, "LONG_STEP", math.inf)
+    monkeypatch.setattr(fusion, "MAX_SHARE", 0.0)
     judged = []
-    judge = fusing.Fuser.judge
+    judge = fusion.Fuser.judge
     monkeypatch.setattr(
-        fusing.Fuser, "judge", lambda self, *taken: judged.append(1) or judge(self, *taken)
+        fusion.Fuser, "judge", lambda self, *taken: judged.append(1) or judge(self, *taken)
     )
 
     class StopWhenJudged(Hook):
@@ -275,7 +275,7 @@ def test_auto_leaves_steps_alone_that_gain_nothing(monkeypatch):
 
 @pytest.mark.usefixtures("any_speed_will_do")
 def test_auto_does_not_fuse_what_would_give_other_bits(monkeypatch):
-    monkeypatch.setattr(fusing, "first_difference", lambda one, other: "leaf params/w")
+    monkeypatch.setattr(fusion, "first_difference", lambda one, other: "leaf params/w")
     notices = StopAtNotice()
     loop = run([notices, StopAtStep(5_000_000)], "auto")
     assert notices.texts == [

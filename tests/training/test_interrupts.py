@@ -120,7 +120,7 @@ def test_a_signal_while_a_step_is_dispatched_loses_nothing(pipeline, tmp_path):
 def test_an_interrupt_inside_of_the_call_loses_nothing_either(pipeline, tmp_path, monkeypatch):
     """The same moment exactly: after the call has ended, and before anything is made of what it returned."""
     run = run_of(pipeline, directory=tmp_path, fuse=1)
-    call = type(run._program).__call__
+    call = type(run._compiled).__call__
 
     def with_signal(program, state, piece, first):
         made = call(program, state, piece, first)
@@ -128,7 +128,7 @@ def test_an_interrupt_inside_of_the_call_loses_nothing_either(pipeline, tmp_path
             send()
         return made
 
-    monkeypatch.setattr(type(run._program), "__call__", with_signal)
+    monkeypatch.setattr(type(run._compiled), "__call__", with_signal)
     interrupted(run)
     assert saved(tmp_path)[0] == run.steps_taken == 4
 
@@ -136,7 +136,7 @@ def test_an_interrupt_inside_of_the_call_loses_nothing_either(pipeline, tmp_path
 def test_a_state_that_is_lost_is_told_and_the_checkpoint_stays(pipeline, tmp_path, monkeypatch):
     saver = CheckpointSaver(tmp_path / "checkpoints", when=ftrain.every(steps=2))
     run = run_of(pipeline, saver, directory=tmp_path, fuse=1)
-    call = type(run._program).__call__
+    call = type(run._compiled).__call__
 
     def raising(program, state, piece, first):
         made = call(program, state, piece, first)
@@ -144,7 +144,7 @@ def test_a_state_that_is_lost_is_told_and_the_checkpoint_stays(pipeline, tmp_pat
             raise KeyboardInterrupt  # not by the signal, which is delayed
         return made
 
-    monkeypatch.setattr(type(run._program), "__call__", raising)
+    monkeypatch.setattr(type(run._compiled), "__call__", raising)
     error = interrupted(run)
     assert re.search(
         "the state after step 3 is lost: .* the newest checkpoint, .* is as it was",

@@ -350,7 +350,7 @@ def test_a_step_after_a_hook_has_stopped_the_run_is_refused(pipeline):
 def test_a_loop_is_entered_once(pipeline):
     loop = drive([StopAtStep(2)], pipeline)
     with (
-        pytest.raises(RuntimeError, match="a Loop can be entered once; make another to go on"),
+        pytest.raises(RuntimeError, match="a Loop can be entered once; make another one"),
         loop,
     ):
         pass

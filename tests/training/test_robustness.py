@@ -27,8 +27,8 @@ from ftrain.hooks import (
     WaitForStep,
 )
 from ftrain.tasks.digits import classify, init_classifier
-from ftrain.training import Loop, Scaffold, at, every, fusing, read_crash
-from ftrain.training.program import Program
+from ftrain.training import Loop, Scaffold, at, every, fusion, read_crash
+from ftrain.training.compiled_step import CompiledStep
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_thread_left")]
 ADAM = optimizers.adam(0.05)
@@ -196,7 +196,7 @@ def test_sixty_four_bits_in_a_context_of_the_thread(pipeline, fuse):
 
 
 def test_a_fused_call_that_cannot_be_compiled_does_not_end_the_run(pipeline, monkeypatch):
-    finish, notices = Program.finish, []
+    finish, notices = CompiledStep.finish, []
 
     def fail(self, piece, lowered):
         if piece.count > 1:
@@ -207,8 +207,8 @@ def test_a_fused_call_that_cannot_be_compiled_does_not_end_the_run(pipeline, mon
         def notice(self, text):
             notices.append(text)
 
-    monkeypatch.setattr(Program, "finish", fail)
-    monkeypatch.setattr(fusing, "LONG_STEP", float("inf"))  # whatever else the machine is busy with
+    monkeypatch.setattr(CompiledStep, "finish", fail)
+    monkeypatch.setattr(fusion, "LONG_STEP", float("inf"))  # whatever else the machine is busy with
     for fuse in (5, "auto"):
         assert drive(pipeline, [StopAtStep(500), Notices()], fuse=fuse).steps_taken == 500
     assert all("cannot be compiled: RESOURCE_EXHAUSTED" in notice for notice in notices)

@@ -146,7 +146,7 @@ class _Reader:
         return self._data[self.place] if self.place < self._limit else -1
 
     def enter(self, tag: int, *, is_length: bool = True) -> bool:
-        """Past tag and varint, which is then `length`; False if this is not how the bytes go on."""
+        """PastStep tag and varint, which is then `length`; False if this is not how the bytes go on."""
         if self.peek() != tag:
             return False
         size = 1

@@ -1,4 +1,4 @@
-"""Together: what the processes of a job decide together, so that each of them takes the same steps."""
+"""Consensus: what the processes of a job decide together, so that each of them takes the same steps."""
 
 import hashlib
 import itertools
@@ -19,7 +19,7 @@ MOST_SHOWN = 1 << 20  # characters of a program, to find out where it differs
 DECISION = 60.0  # seconds for a decision, which no process has to do anything for
 
 
-class Together:
+class Consensus:
     """When to stop, and what time it is, as decided by all processes.
 
     Any of them can ask for a stop, at any moment. All then hold before their next step, and the furthest step that one

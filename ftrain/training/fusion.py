@@ -1,4 +1,4 @@
-"""Fusing: how many steps one compiled call takes."""
+"""Step fusion: how many steps one compiled call takes."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ftrain.data import Piece, stack
-from ftrain.training.program import Program
+from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.state import TrainState
 from ftrain.training.timing import Timing
 from ftrain.training.trigger import Trigger
@@ -21,24 +21,26 @@ from ftrain.tree import count_bytes, named_leaves
 
 Fuse = int | Literal["auto"]
 
-AUTO_STEPS = 50  # more gain nothing that can be measured
+AUTO_STEPS = 50  # more bring no measurable gain
 AUTO_BYTES = 64 << 20  # of the batches of one call
-STATE_BYTES = 256 << 20  # of a state that a trial copies
-LONG_STEP = 1e-3  # seconds; the time to dispatch a step of a few leaves is a tenth of it
-DISPATCH_SHARE = 0.15  # of a long step's time; above it fusing is tried all the same
+STATE_BYTES = 256 << 20  # the largest state that a trial copies
+LONG_STEP = 1e-3  # seconds; dispatching a step of a few leaves takes a tenth of it
+DISPATCH_SHARE = 0.15  # of the time of a long step; above it fusion is tried nevertheless
 WARM_UP = 3  # steps that are not measured
-MEASURED = 8  # steps that are
-LEAST_GAIN = 0.95  # the share of the time that is fast enough to fuse
+MEASURED = 8  # steps that are measured
+MAX_SHARE = 0.95  # of the time of single steps; fused steps must not take longer
 
 
 def check_fuse(fuse: Fuse) -> None:
+    """Raise ValueError unless `fuse` is "auto" or a number of steps."""
     if fuse != "auto" and (not isinstance(fuse, int) or isinstance(fuse, bool) or fuse < 1):
         raise ValueError(f'fuse must be "auto" or a whole number >= 1, got {fuse!r}')
 
 
 def gaps(triggers: Sequence[Trigger], start: int) -> Iterator[float]:
-    """The steps from one at which some hook is due by count to the next, infinity after the last."""
-    step, fired = start, [trigger.counts_from(start) for trigger in triggers]
+    """The numbers of steps between those at which a hook is due by count; infinity at the end."""
+    step = start
+    fired = [trigger.counts_from(start) for trigger in triggers]
     while True:
         upcoming = [trigger.next(step, last) for trigger, last in zip(triggers, fired, strict=True)]
         due = min(upcoming, default=math.inf)
@@ -52,7 +54,7 @@ def gaps(triggers: Sequence[Trigger], start: int) -> Iterator[float]:
 
 
 def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
-    """The number of steps, at most `most`, with which the fewest calls reach every step at which a hook is due.
+    """The length, at most `most`, with which the fewest calls reach all steps with a due hook.
 
     >>> from ftrain.training import every
     >>> best_length([every(steps=100), every(steps=500)], 0, 32)
@@ -67,13 +69,13 @@ def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
 
 
 class Fuser:
-    """Decides how many steps a fused call takes: so many at most, or, with "auto", what is found to be fastest.
+    """Decides how many steps a fused call takes: up to a given number or, with "auto", the fastest.
 
-    Either way they are fused only if a trial shows that this changes no bit. (A compiler may choose another way to
-    compute a convolution, say, inside of a loop.)
+    Steps are only fused if a trial shows that this changes no bit: inside of a loop the compiler
+    may compute a convolution, for example, in another way.
     """
 
-    def __init__(self, fuse: Fuse, program: Program):
+    def __init__(self, fuse: Fuse, program: CompiledStep):
         check_fuse(fuse)
         self.length = 1
         self.kind = 0  # the form of batches that was tried; others are not fused
@@ -84,32 +86,34 @@ class Fuser:
         self._decided = fuse == 1
 
     def begin(self, triggers: Sequence[Trigger], start: int) -> None:
-        """A run begins, or begins anew, whose hooks have these triggers."""
+        """Start or restart a run whose hooks have these triggers."""
         if not self._decided:
             choose = functools.partial(best_length, triggers, start)
-            self.trial = Trial(self._program, choose, self._fuse, self._compile_behind)
+            self.trial = Trial(self._program, choose, self._fuse, self._compile_in_background)
 
-    def _compile_behind(self, work: Callable[[], None]) -> None:
+    def _compile_in_background(self, work: Callable[[], None]) -> None:
         self._compiling = threading.Thread(target=work, name="ftrain-compile", daemon=True)
         self._compiling.start()
-        if self._fuse != "auto":  # who asks for it wants it from the start
+        if self._fuse != "auto":  # the user asked for fused steps from the start
             self._compiling.join()
 
     def give_up(self) -> bool:
-        """Take one step a call for good; whether that changes anything."""
+        """Take single steps from now on; return whether that is a change."""
         changes = self.trial is not None or self.length > 1
-        self.length, self.trial, self._decided = 1, None, True
+        self.length = 1
+        self.trial = None
+        self._decided = True
         return changes
 
     def explore(self, timing: Timing, state: TrainState, piece: Piece) -> None:
-        """All steps so far are finished, the last of them with this piece: go on with the trial, if there is hope."""
+        """Continue the trial after all steps so far are finished; `piece` is that of the last one."""
         if self.trial is not None and not self.trial.explore(
             timing.dispatch, timing.device, state, piece
         ):
             self.give_up()
 
     def problem(self) -> str:
-        """What went wrong with the fused call, if something did; then there is no more to try."""
+        """The error of compiling the fused call, or an empty text; the trial then ends."""
         if self.trial is None or self.trial.problem is None:
             return ""
         problem = f"{self.trial.problem}".partition("\n")[0]
@@ -117,12 +121,12 @@ class Fuser:
         return f"steps are not fused: the fused call cannot be compiled: {problem:.200}"
 
     def close(self) -> None:
-        """Wait for a compilation that nobody needs any more, but not for ever."""
+        """Wait for a compilation in the background, at most a minute."""
         if self._compiling is not None:
             self._compiling.join(60)
 
     def judge(self, fused: "Taken | None", single: "Taken | None") -> str:
-        """Decide, from the same steps taken both ways; answers with what there is to say of it."""
+        """Decide from the same steps taken both ways; return a message for the user, or ''."""
         length, kind = (1, 0) if self.trial is None else (self.trial.length, self.trial.kind)
         self.give_up()
         if fused is None or single is None:
@@ -131,9 +135,10 @@ class Fuser:
         if leaf is not None:
             return f"steps are not fused: fused ones give other bits, in {leaf} first"
         share = fused.seconds / single.seconds
-        if self._fuse == "auto" and share > LEAST_GAIN:
+        if self._fuse == "auto" and share > MAX_SHARE:
             return ""
-        self.length, self.kind = length, kind
+        self.length = length
+        self.kind = kind
         return (
             f"{length} steps are fused into one call, {1 / share:.1f} times as fast"
             if self._fuse == "auto"
@@ -142,7 +147,7 @@ class Fuser:
 
 
 class Taken(NamedTuple):
-    """Some steps that were taken: where they led to, what they measured, and the time they took."""
+    """The result of some steps: state, metrics and seconds."""
 
     state: TrainState
     metrics: np.ndarray
@@ -150,38 +155,39 @@ class Taken(NamedTuple):
 
 
 class Trial:
-    """Finds out, while a run goes on in single steps, whether fused ones are as exact and, for "auto", faster.
+    """Finds out, while a run takes single steps, whether fused ones are exact and, for "auto", faster.
 
-    For that some single steps are measured first: long ones that are quickly dispatched gain nothing. Then a thread
-    compiles the fused call. At last some steps are taken both ways, and compared bit by bit.
+    First some single steps are measured: long steps gain nothing, unless dispatching them is slow.
+    Then a thread compiles the fused call. Then some steps are taken both ways and compared bit by
+    bit.
     """
 
     def __init__(
         self,
-        program: Program,
+        program: CompiledStep,
         choose: Callable[[int], int],
         fuse: Fuse,
-        run_behind: Callable[[Callable[[], None]], None],
+        run_in_background: Callable[[Callable[[], None]], None],
     ):
-        self.length, self.kind = 0, 0
+        self.length = 0
+        self.kind = 0
         self.problem: Exception | None = None  # why the fused call cannot be compiled
-        self._program, self._choose, self._fuse, self._run_behind = (
-            program,
-            choose,
-            fuse,
-            run_behind,
-        )
+        self._program = program
+        self._choose = choose
+        self._fuse = fuse
+        self._run_in_background = run_in_background
         self._marks = (WARM_UP, WARM_UP + MEASURED) if fuse == "auto" else (1,)
-        self._steps, self._before = 0, (0.0, 0.0)
+        self._steps = 0
+        self._before = (0.0, 0.0)  # seconds of dispatching and of waiting, at the first mark
         self._compiled = threading.Event()
 
     def is_mark(self) -> bool:
-        """Called after every single step: whether all steps should be finished now, and `explore` called."""
+        """Count a single step; return whether to settle all steps and call `explore` after it."""
         self._steps += 1
         return self._steps in self._marks
 
     def explore(self, dispatch: float, device: float, state: TrainState, piece: Piece) -> bool:
-        """Take the seconds that dispatching, and waiting for the device, took so far; False if fusing is hopeless."""
+        """Continue, given the seconds spent on both so far; return False if fusion cannot gain."""
         if self._steps == self._marks[0]:
             self._before = dispatch, device
             leaves = jax.tree.leaves(piece.batch)
@@ -203,19 +209,18 @@ class Trial:
         return True
 
     def is_ready(self) -> bool:
-        """Whether the fused call is compiled, and can be compared with single steps."""
+        """Whether the fused call is compiled."""
         return self._compiled.is_set()
 
     def take(self, state: TrainState, pieces: list[Piece]) -> Taken:
-        """The steps of these pieces, fused, from a copy of `state`."""
+        """Take the steps of these pieces fused, from a copy of `state`."""
         several = stack(pieces)
         several = dataclasses.replace(
             several, batch=self._program.put(several.batch, several.count)
         )
         taken: Taken | None = None
-        for _ in range(
-            2 if self._fuse == "auto" else 1
-        ):  # the first call of a program takes longer than others
+        calls = 2 if self._fuse == "auto" else 1  # the first call of a program takes longer
+        for _ in range(calls):
             copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
             started = time.perf_counter()
             result, metrics = self._program(copy, several, 1)
@@ -234,7 +239,7 @@ class Trial:
         )
         try:
             lowered = self._program.lower(state, several)
-        except Exception as error:  # noqa: BLE001 - single steps work, so the run goes on with them
+        except Exception as error:  # noqa: BLE001 - single steps work
             self.problem = error
             return
 
@@ -245,7 +250,7 @@ class Trial:
             except Exception as error:  # noqa: BLE001 - the same
                 self.problem = error
 
-        self._run_behind(work)
+        self._run_in_background(work)
 
 
 def first_difference(one: Taken, other: Taken) -> str | None:
