@@ -87,7 +87,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
 def test_too_few_steps_for_the_kills_is_said(tmp_path, monkeypatch, capsys):
     def be_too_late(self, group, *_):
         while group.is_complete:
-            group.look(0.01)
+            group.poll(0.01)
         return False
 
     for waiting in ("_wait_for_step", "_wait_for_save"):
