@@ -7,7 +7,7 @@ the processes again, as `ftrain launch` does. 1 is for any other failure.
 
 import errno
 
-from ftrain.launching.contract import PEER_FAILED, TRANSIENT, USER_ERROR
+from ftrain.launching.protocol import PEER_FAILED, TRANSIENT, USER_ERROR
 from ftrain.storage import is_transient
 
 
@@ -41,8 +41,8 @@ MISTAKES = (  # with a path that a user gave
 CODES = {
     "ftrain.config.load.ConfigError": USER_ERROR,
     "ftrain.paths.PathError": USER_ERROR,
-    "ftrain.cluster.line.MismatchError": USER_ERROR,
-    "ftrain.cluster.line.ClusterError": PEER_FAILED,  # what failed together may work when all are started again
+    "ftrain.cluster.control_protocol.MismatchError": USER_ERROR,
+    "ftrain.cluster.control_protocol.ClusterError": PEER_FAILED,  # a restart of all processes may help
     "ftrain.checkpoints.lock.HeldElsewhereError": TRANSIENT,  # by a host that may be lost: its lock ends in time
     "ftrain.checkpoints.lock.InUseError": USER_ERROR,
     "ftrain.checkpoints.errors.SaveError": 1,

@@ -35,7 +35,7 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.cluster.connect", note="joins the processes; there is no server to send graphs to"
     ),
     "tf.train.Server.create_local_server": to(
-        "ftrain.cluster.create_local", note="a company of one process"
+        "ftrain.cluster.create_local", note="a group of one process"
     ),
     "tf.train.Server.target": to(
         "ftrain.cluster.connect",

@@ -6,7 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftrain.launching import Done, Failed, Progress, Stopped, decode, encode
-from ftrain.launching.contract import LINE_LIMIT, VARIABLES, environment
+from ftrain.launching.child_environment import child_variables
+from ftrain.launching.protocol import MAX_LINE, VARIABLES
 
 STEP = st.integers(0, 2**63)
 WORD = st.text(max_size=200)
@@ -45,7 +46,7 @@ def test_what_is_told_is_heard(message):
     assert decode(encode(message)) == message
 
 
-def test_the_forms_of_the_contract():
+def test_the_forms_of_the_protocol():
     assert decode(b'{"step": 120, "steps": 2000, "loss": 0.123}') == Progress(120, 2000, 0.123)
     assert decode(b'{"busy": "compiling"}') == Progress(busy="compiling")
     assert decode(b'{"failed": "NotFiniteError", "message": "m", "retry": false}') == Failed(
@@ -73,7 +74,7 @@ def test_a_line_is_never_too_long_for_a_pipe(kind, text, form):
         Progress: Progress(1, busy=text),
     }[form]
     line = encode(message)
-    assert len(line) <= LINE_LIMIT
+    assert len(line) <= MAX_LINE
     assert line.count(b"\n") == 1
     heard = decode(line)
     assert isinstance(heard, form)
@@ -82,7 +83,7 @@ def test_a_line_is_never_too_long_for_a_pipe(kind, text, form):
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
-@example(b"[" * LINE_LIMIT)
+@example(b"[" * MAX_LINE)
 @example(b'{"a":' * 800)
 @example(b'{"step": ' + b"9" * 4000 + b"}")
 @example(b'{"step": 1, "loss": ' + b"9" * 4000 + b"}")
@@ -106,7 +107,7 @@ def test_no_value_can_do_harm(fields):
 
 
 def test_the_environment_of_a_process():
-    given = environment(
+    given = child_variables(
         1,
         ["127.0.0.1:1", "127.0.0.1:2"],
         hang_timeout=1234567.5,
@@ -125,7 +126,7 @@ def test_the_environment_of_a_process():
 
 
 def test_what_was_not_asked_for_is_not_given():
-    given = environment(0, ["127.0.0.1:1"], hang_timeout=1, attempt=0, inject=None, gpus=None)
+    given = child_variables(0, ["127.0.0.1:1"], hang_timeout=1, attempt=0, inject=None, gpus=None)
     assert (
         set(given) == {"FTRAIN_CLUSTER", "FTRAIN_HANG_TIMEOUT", "FTRAIN_ATTEMPT"} < set(VARIABLES)
     )

@@ -5,21 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.launching.diagnosis import Failure
-from ftrain.launching.policy import (
-    LONGEST_DELAY,
-    MOST_IDLE_ATTEMPTS,
-    MOST_IDLE_HANGS,
+from ftrain.launching.restart_policy import (
+    MAX_DELAY,
+    MAX_IDLE_ATTEMPTS,
+    MAX_IDLE_HANGS,
     GiveUp,
     Restart,
     RestartPolicy,
 )
 
 
-def failure(nature):
-    return Failure(0, nature, "something happened")
+def failure(kind):
+    return Failure(0, kind, "something happened")
 
 
-KILLED, HUNG, LOST, RAISED = (failure(nature) for nature in ("signal", "hang", "peer", "error"))
+KILLED, HUNG, LOST, RAISED = (failure(kind) for kind in ("signal", "hang", "peer", "error"))
 
 
 def test_a_restart_at_once_after_progress():
@@ -45,14 +45,14 @@ def test_five_attempts_in_a_row_without_a_new_step(failed):
     policy = RestartPolicy(10)
     assert policy.decide(failed, 40) == Restart(0.0)
     assert all(isinstance(policy.decide(failed, step), Restart) for step in (None, 0, None, 0))
-    assert policy.decide(failed, None) == GiveUp("5 attempts in a row led no further")
+    assert policy.decide(failed, None) == GiveUp("5 attempts in a row made no progress")
 
 
 def test_a_hang_is_tried_again_twice():
     policy = RestartPolicy(10)
     assert isinstance(policy.decide(HUNG, 40), Restart)
     assert isinstance(policy.decide(HUNG, 40), Restart)
-    assert policy.decide(HUNG, 40) == GiveUp("it hung 2 times more and did not get beyond step 40")
+    assert policy.decide(HUNG, 40) == GiveUp("it hung 2 more times and did not get beyond step 40")
     other = RestartPolicy(10)
     attempts = [(KILLED, None), (HUNG, 0), (KILLED, None), (HUNG, 5), (HUNG, 5)]
     assert all(isinstance(other.decide(failed, step), Restart) for failed, step in attempts)
@@ -62,7 +62,7 @@ def test_five_attempts_without_any_step():
     policy = RestartPolicy(10)
     delays = [policy.decide(KILLED, step) for step in (None, 0, None, 0)]
     assert delays == [Restart(0.0), Restart(1.0), Restart(2.0), Restart(4.0)]
-    assert policy.decide(KILLED, None) == GiveUp("5 attempts in a row led no further")
+    assert policy.decide(KILLED, None) == GiveUp("5 attempts in a row made no progress")
 
 
 def test_an_exception_is_repeated_only_after_progress():
@@ -78,7 +78,9 @@ def test_an_error_that_may_pass_is_tried_again_also_before_the_first_step():
     policy = RestartPolicy(10)
     delays = [policy.decide(failure("transient"), None) for _ in range(4)]
     assert delays == [Restart(0.0), Restart(1.0), Restart(2.0), Restart(4.0)]
-    assert policy.decide(failure("transient"), None) == GiveUp("5 attempts in a row led no further")
+    assert policy.decide(failure("transient"), None) == GiveUp(
+        "5 attempts in a row made no progress"
+    )
 
 
 def test_an_exception_before_the_first_step_ends_it():
@@ -100,7 +102,7 @@ def test_restarts_are_used_up():
     policy = RestartPolicy(2)
     assert [policy.decide(KILLED, step) for step in (1, 2)] == [Restart(0.0)] * 2
     assert policy.decide(KILLED, 3) == GiveUp("its 2 restarts are used up")
-    assert RestartPolicy(0).decide(KILLED, 3) == GiveUp("it may not restart")
+    assert RestartPolicy(0).decide(KILLED, 3) == GiveUp("restarts are disabled")
 
 
 ATTEMPTS = st.lists(
@@ -121,15 +123,15 @@ def test_it_never_goes_on_for_nothing(attempts, allowed):
         furthest = max(furthest, reached or 0)
         if isinstance(decision, GiveUp):
             assert (
-                idle == MOST_IDLE_ATTEMPTS
-                or hangs == MOST_IDLE_HANGS
+                idle == MAX_IDLE_ATTEMPTS
+                or hangs == MAX_IDLE_HANGS
                 or (failed is RAISED and not progressed)
                 or policy.restarts == allowed
             )
             return
-        assert hangs < MOST_IDLE_HANGS
+        assert hangs < MAX_IDLE_HANGS
         assert policy.restarts <= allowed
-        assert idle < MOST_IDLE_ATTEMPTS
+        assert idle < MAX_IDLE_ATTEMPTS
         assert progressed or failed is not RAISED
-        assert 0 <= decision.delay <= LONGEST_DELAY
+        assert 0 <= decision.delay <= MAX_DELAY
         assert decision.delay == 0 or not leads_on

@@ -5,7 +5,7 @@ import json
 import pytest
 from launched import run
 
-from ftrain.launching.gpus import share_of_gpus
+from ftrain.launching.child_environment import share_of_gpus
 
 
 @pytest.mark.parametrize(

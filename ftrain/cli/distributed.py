@@ -1,4 +1,4 @@
-"""Joining: how `ftrain train` becomes one process among others, if it is."""
+"""How `ftrain train` joins a distributed job, if it is part of one."""
 
 import os
 import threading
@@ -11,28 +11,32 @@ from ftrain.cli.exit_codes import exit_code
 from ftrain.storage import is_transient
 
 if TYPE_CHECKING:
-    from ftrain.cluster import Company
+    from ftrain.cluster import ProcessGroup
     from ftrain.config import Job
     from ftrain.config.plan import Plan
     from ftrain.launching.reporter import Reporter
     from ftrain.training import Hook
 
-BUILDING = 600.0  # seconds in which the first process has to have its data ready, which it may have to write
+BUILD_SECONDS = 600.0  # for process 0 to build its data, which it may have to write first
+DEFAULT_HEARTBEAT = 100.0  # seconds
 
 
-def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
-    """This process among those of its job, as the command line or the environment says; else on its own."""
+def join(
+    plan: "Plan", cluster: Path | None, task: str | None, reporter: "Reporter"
+) -> "ProcessGroup":
+    """Connect to the job that the command line or the environment describes; else train alone."""
     from ftrain.cluster import ClusterError, connect, create_local
     from ftrain.cluster.environment import membership
     from ftrain.config.load import ConfigError
-    from ftrain.launching.contract import HANG_TIMEOUT
+    from ftrain.launching.protocol import HANG_TIMEOUT
 
     environ = dict(os.environ)
     if cluster is None and task is not None:
         raise ConfigError("--task needs --cluster FILE, which names the processes of the job")
     if environ.get("FTRAIN_CLUSTER") == "auto":
         raise ConfigError(
-            "FTRAIN_CLUSTER=auto: name the processes instead, by --cluster FILE --task worker:0, or JSON"
+            "FTRAIN_CLUSTER=auto: name the processes instead, "
+            "by --cluster FILE --task worker:0, or JSON"
         )
     if cluster is not None:
         environ |= {
@@ -40,6 +44,7 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
             "FTRAIN_TASK": task or environ.get("FTRAIN_TASK", ""),
         }
     limits = plan.calls["cluster"].arguments
+    hang_timeout = float(environ.get(HANG_TIMEOUT, 0)) or limits["hang_timeout"] or None
     try:
         member = membership(environ)
         if member is None:
@@ -49,11 +54,10 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
             member.job,
             member.index,
             limit=limits["connect_timeout"],
-            heartbeat=_heartbeat(
-                float(environ.get(HANG_TIMEOUT, 0)) or limits["hang_timeout"] or None
-            ),
+            heartbeat=_heartbeat(hang_timeout),
             facts=_facts(plan),
             directory=plan.calls["run"].arguments["directory"],
+            reporter=reporter,
         )
     except ClusterError:
         raise
@@ -61,30 +65,26 @@ def join(plan: "Plan", cluster: Path | None, task: str | None) -> "Company":
         if is_transient(error):
             raise
         reason = str(error)
-        if cluster is not None:  # in the words of whoever typed it
+        if cluster is not None:  # in the words of the command line
             reason = reason.replace("FTRAIN_CLUSTER", "--cluster").replace("FTRAIN_TASK", "--task")
         raise ConfigError(f"the cluster cannot be joined: {reason}") from None
 
 
-def _heartbeat(hang_timeout: float | None) -> float:
-    """Seconds of patience for the runtime, which ends a process without a word: whoever can tell who hangs is first."""
-    return 100.0 if hang_timeout is None else 2 * hang_timeout + 10
-
-
-class StopRequests:
-    """Requests to stop, which may come before there is a run that could be stopped."""
+class DeferredStop:
+    """Keeps a request to stop that arrives before there is a run to stop."""
 
     def __init__(self) -> None:
         self._early: list[str] = []
         self._stop: Callable[[str], None] = self._early.append
         self._changing = threading.Lock()
 
-    def ask(self, reason: str) -> None:
+    def request(self, reason: str) -> None:
+        """Stop the run, now or as soon as there is one."""
         with self._changing:
             self._stop(reason)
 
-    def pass_on(self, stop: Callable[[str], None]) -> None:
-        """From now on `stop` is called, and at once if it should have been."""
+    def forward_to(self, stop: Callable[[str], None]) -> None:
+        """Call `stop` from now on, and at once if a request has arrived before."""
         with self._changing:
             self._stop = stop
             for reason in self._early[:1]:
@@ -92,67 +92,77 @@ class StopRequests:
 
 
 @contextmanager
-def watched(reporter: "Reporter", company: "Company") -> Iterator[None]:
-    """While this is entered, the supervisor is told why another process ends this one."""
-    from ftrain.launching.contract import Failed
+def report_failures(reporter: "Reporter", group: "ProcessGroup") -> Iterator[None]:
+    """While this is entered, report to the supervisor if another process ends this one."""
+    from ftrain.launching.protocol import Failed
 
-    company.tell_end = lambda why, process: reporter.say(Failed("PeerFailed", why, because=process))
+    group.on_peer_failure = lambda why, process: reporter.send(
+        Failed("PeerFailed", why, because=process)
+    )
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        company.exit_code = 130 if isinstance(error, KeyboardInterrupt) else exit_code(error) or 1
+        group.exit_code = 130 if isinstance(error, KeyboardInterrupt) else exit_code(error) or 1
         raise
     finally:
         reporter.close()
 
 
-def build_in_turn(plan: "Plan", company: "Company") -> "Job":
-    """The job, built by the first process before the others: it may have to write the data that they read."""
+def build_chief_first(plan: "Plan", group: "ProcessGroup") -> "Job":
+    """Build the job, in process 0 before the others: it may have to write the data they read."""
     from ftrain.config import build
 
-    job = build(plan) if company.is_chief else None
-    company.barrier("the first process has built the job", BUILDING)
+    job = build(plan) if group.is_chief else None
+    group.barrier("the first process has built the job", BUILD_SECONDS)
     job = job or build(plan)
     _check_after_failure(job)
     return job
 
 
 @contextmanager
-def claim_together(job: "Job", company: "Company", accept_changes: bool) -> Iterator[None]:
-    """The run directory, claimed by the first process for all."""
+def claim_directory(job: "Job", group: "ProcessGroup", accept_changes: bool) -> Iterator[None]:
+    """Claim the run directory: process 0 does it for all."""
     from ftrain.config import claim
 
     resolved = job.plan.resolved()
     with (
         claim(job.directory, resolved, accept_changes=accept_changes)
-        if company.is_chief
+        if group.is_chief
         else nullcontext()
     ):
-        company.barrier("the run directory", BUILDING)
+        group.barrier("the run directory", BUILD_SECONDS)
         yield
 
 
-def faults_of(directory: Path, rank: int) -> "list[Hook]":
-    """The faults that whoever started this process wants to see it survive."""
+def injected_faults(directory: Path, rank: int) -> "list[Hook]":
+    """Return the hook that injects the faults of `ftrain launch --inject`, if there are any."""
     from ftrain.hooks import Faults
-    from ftrain.launching import contract, parse_faults
+    from ftrain.launching import parse_faults, protocol
 
-    text = os.environ.get(contract.INJECT)
+    text = os.environ.get(protocol.INJECT)
     if not text:
         return []
     note = directory / f"faults_{rank}.txt"
-    if os.environ.get(contract.ATTEMPT, "0") == "0":
+    if os.environ.get(protocol.ATTEMPT, "0") == "0":
         note.unlink(missing_ok=True)
     return [Faults(parse_faults(text), rank, note)]
 
 
+def _heartbeat(hang_timeout: float | None) -> float:
+    """Return the heartbeat timeout of the runtime.
+
+    The runtime ends a process without a reason, so ftrain's own checks, which give one, come first.
+    """
+    return DEFAULT_HEARTBEAT if hang_timeout is None else 2 * hang_timeout + 10
+
+
 def _check_after_failure(job: "Job") -> None:
-    """The config must also fit the processes of a restart, as far as that can be known now."""
+    """Check that the config also fits the processes of a restart, as far as that is known now."""
     import jax
 
     from ftrain.cluster.mesh import AXES, check_processes
     from ftrain.config.load import ConfigError
-    from ftrain.launching.contract import AFTER_FAILURE
+    from ftrain.launching.protocol import AFTER_FAILURE
 
     text = os.environ.get(AFTER_FAILURE)
     if not text:
@@ -165,7 +175,8 @@ def _check_after_failure(job: "Job") -> None:
         job.sharding.specs(job.abstract_state(), axes)
     except ValueError as error:
         raise ConfigError(
-            f"--processes-after-failure {text}: a restart with {text} processes of {each} device(s) would fail: {error}"
+            f"--processes-after-failure {text}: a restart with {text} processes "
+            f"of {each} device(s) would fail: {error}"
         ) from None
 
 

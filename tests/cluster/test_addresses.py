@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from ftrain.cluster import ClusterError, ClusterSpec, connect
-from ftrain.cluster.addresses import Address
-from ftrain.cluster.reachability import (
+from ftrain.cluster.addresses import (
+    Address,
     Host,
     check_reachable,
     control_address,
@@ -53,21 +53,21 @@ def test_a_loopback_address_is_a_warning_where_the_other_hosts_are_not_known():
     hosts = addresses("n1", "process-1.invalid")
     with pytest.warns(
         UserWarning,
-        match=r"listens at n1:2222, which leads to 127\.0\.1\.1: only processes of this host",
+        match=r"listens at n1:2222, which resolves to 127\.0\.1\.1: only processes of this host",
     ):
         check_reachable(hosts, 0)
     check_reachable(hosts, 1)
 
 
-@pytest.mark.parametrize(("index", "does"), [(0, "listens"), (1, "is looked for")])
+@pytest.mark.parametrize(("index", "does"), [(0, "listens"), (1, "is expected")])
 def test_a_name_that_leads_to_loopback_is_refused_with_the_way_out(index, does):
     spec = ClusterSpec({"worker": ["n1:2222", "n2:2222"]})
     with pytest.raises(ValueError, match="loopback") as caught:
         connect(spec, "worker", index, limit=1)
     assert str(caught.value) == (
-        f"process 0 {does} at n1:2222, but on n1 the name n1 leads to 127.0.1.1, a loopback address "
+        f"process 0 {does} at n1:2222, but on n1 the name n1 resolves to 127.0.1.1, a loopback address "
         "that n2 cannot reach; in /etc/hosts of n1, give n1 the host's network address in place of 127.0.1.1, "
-        "or name that address in the cluster spec"
+        "or use that address in the cluster spec"
     )
 
 
@@ -75,7 +75,7 @@ def test_an_address_of_another_host_is_explained(tmp_path):
     spec = ClusterSpec({"worker": ["n2:2222", "n3:2222"]})
     with pytest.raises(
         ClusterError,
-        match=r"n2 leads to 192\.0\.2\.12, which is no address of this host, n1; start proc",
+        match=r"n2 resolves to 192\.0\.2\.12, which is not an address of this host, n1; start proc",
     ):
         connect(spec, "worker", 0, limit=1, directory=tmp_path)
 
@@ -86,6 +86,6 @@ def test_hosts_whose_own_name_leads_to_loopback():
     assert explain_loopback_hosts([bad, bad]) is None  # one host
     message = f"{explain_loopback_hosts([good, bad, bad])}"
     assert message.startswith(
-        "process 1 is on n1, whose own name leads to 127.0.1.1 there, a loopback address"
+        "process 1 is on n1, where that name resolves to 127.0.1.1, a loopback address"
     )
-    assert "and so for 1 more; in /etc/hosts of n1, give n1" in message
+    assert "(1 more are affected); in /etc/hosts of n1, give n1" in message
