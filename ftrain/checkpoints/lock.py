@@ -82,7 +82,7 @@ def hold(path: Path, what: str) -> IO[str]:
     return lock
 
 
-def wait_for(path: Path, limit: float = _LIMIT) -> IO[str]:
+def wait_for_lock(path: Path, limit: float = _LIMIT) -> IO[str]:
     """Take a lock as soon as no other process holds it, until the returned file is closed or this process ends."""
     deadline = time.monotonic() + limit
     while (lock := retry(lambda: _try(path))) is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import typer
 
 from ftrain.checkpoints import latest_checkpoint, open_reader
-from ftrain.checkpoints.inspecting import compare_values
+from ftrain.checkpoints.array_values import compare_values
 from ftrain.cli.killed_group import POLL, KilledGroup, open_group
 from ftrain.hooks.ledger import Line, first_difference, read_ledger
 from ftrain.launching.account import Account

@@ -46,6 +46,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     path = _checked(path)
     file = config_file(path)
     values = read_toml(file)
+    if file.name == RUN_CONFIG:
+        _rename_saved_keys(values)
     tables = frozenset(values)
     notice = None if file == path else _settle_in(path, values)
     parsed = [_parse_override(override) for override in overrides]
@@ -55,6 +57,13 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return Config(
         file, values, overridden, tables, None if "run.directory" in overridden else notice
     )
+
+
+def _rename_saved_keys(values: Table) -> None:
+    """Rename the keys that an older version wrote to the directory of a run, so that it resumes."""
+    table = values.get("checkpoint")
+    if isinstance(table, dict) and "may_be_infinite" in table:
+        table.setdefault("allow_nonfinite", table.pop("may_be_infinite"))
 
 
 def config_file(path: Path) -> Path:

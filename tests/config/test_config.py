@@ -30,7 +30,7 @@ SAVING = {  # what `[checkpoint]` says unless it is told otherwise
     "keep": 3,
     "keep_best": 0,
     "best_metric": "loss",
-    "may_be_infinite": [],
+    "allow_nonfinite": [],
     "on_error": "stop",
     "at_start": False,
 }
