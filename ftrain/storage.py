@@ -118,7 +118,8 @@ def list_names(directory: Path) -> list[str]:
 def list_files(directory: Path) -> dict[str, int]:
     """Return the size of every file below a directory, by relative path.
 
-    Raises OSError if a part of the directory cannot be listed. Files deleted meanwhile are left out.
+    Raises OSError if a part of the directory cannot be listed. Files deleted meanwhile are left
+    out.
     """
     sizes: dict[str, int] = {}
     for root, _, names in os.walk(directory, onerror=_raise_unless_deleted):
@@ -131,13 +132,14 @@ def list_files(directory: Path) -> dict[str, int]:
 
 @contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
-    """Replace the file at `path` atomically: readers see the old or the new one, even after a crash.
+    """Replace the file at `path` atomically: readers see the old or the new one.
 
         with replacing(path) as temporary:
             temporary.write_bytes(data)
 
-    The block writes to `temporary`, which must be on the file system of `path` and is beside it by default. If the
-    block raises, `path` keeps its contents.
+    The block writes to `temporary`, which must be on the file system of `path` and is beside it by
+    default. If the block raises, `path` keeps its contents. After a crash of the machine, too,
+    `path` has the old or the new contents.
     """
     temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Values of arrays and files: digests, checks for non-finite numbers, statistics and differences."""
+"""Values of arrays and files: digests, non-finite checks, statistics and differences."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

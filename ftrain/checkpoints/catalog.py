@@ -1,7 +1,7 @@
 """The catalog of a directory: which checkpoints there are, which is the latest, and which stay.
 
-`checkpoints.json` lists the checkpoints in the order in which they were saved. `rotate` decides which
-of them stay; it is pure. What renames and deletes directories is in `cleanup`.
+`checkpoints.json` lists the checkpoints in the order in which they were saved. `rotate` decides
+which of them stay; it is pure. What renames and deletes directories is in `cleanup`.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class Retention:
 
 @dataclasses.dataclass(frozen=True)
 class Catalog:
-    """The checkpoints of a directory in the order in which they were saved; the last is the latest."""
+    """The checkpoints of a directory in the order of their saves; the last is the latest."""
 
     records: tuple[Record, ...] = ()
     keep_after: float | None = None  # a checkpoint saved after this time is kept for good
@@ -181,9 +181,9 @@ def step_path(directory: Path, step: int) -> Path:
 def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog:
     """Read the catalog and make it agree with the disk: drop missing steps, add unlisted ones.
 
-    A step is missing from an existing list if the process that saved it was killed before it updated
-    the list. If there is no readable list, nothing is known about the checkpoints, so all of them are
-    kept for good, as are those that plain Orbax wrote.
+    A step is missing from an existing list if the process that saved it was killed before it
+    updated the list. If there is no readable list, nothing is known about the checkpoints, so all
+    of them are kept for good, as are those that plain Orbax wrote.
     """
     steps = committed_steps(directory) if steps is None else steps
     listed = _read(directory / CATALOG_FILE)
@@ -198,7 +198,7 @@ def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog
 
 @contextmanager
 def lock_catalog(directory: Path) -> Iterator[None]:
-    """Keep other processes from changing the catalog while this one reads, changes and writes it."""
+    """Keep other processes from changing the catalog while this one changes it."""
     with wait_for_lock(directory / _LOCK):
         yield
 
@@ -243,7 +243,7 @@ def _parse_record(contents: dict[str, Any]) -> Record:
 
 
 def _discover(path: Path, step: int, has_catalog: bool) -> Record | None:
-    """Return a record of a checkpoint that the catalog does not list; None if it was just deleted."""
+    """Return a record of an unlisted checkpoint; None if it was just deleted."""
     try:
         manifest = read_manifest(path)
     except DamagedError:

@@ -1,6 +1,7 @@
 """Cleanup: update the catalog of a directory, and rename or delete checkpoints in it.
 
-A directory is renamed before it is deleted, so that half a checkpoint never stands under a step's name.
+A directory is renamed before it is deleted, so that half a checkpoint never stands under a step's
+name.
 """
 
 import dataclasses
@@ -102,7 +103,7 @@ def delete_checkpoint(directory: Path, step: int) -> None:
 
 
 def prune_suspects(directory: Path, keep: int | Literal["all"]) -> None:
-    """Delete suspects except the first, which is nearest to the cause, and the newest `keep - 1`."""
+    """Delete suspects except the first, which is nearest to the cause, and the newest others."""
     if keep == "all":
         return
     paths = [directory / name for name in list_names(directory) if name.endswith(SUSPECT)]

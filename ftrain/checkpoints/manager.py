@@ -36,18 +36,20 @@ class CheckpointManager:
             manager.save(100, tree)
             tree = manager.restore(like=tree)
 
-    Inside of `with`, `save` returns at once and writes in the background; outside, where nothing waits
-    at the end of the program, it returns when the checkpoint is written. A checkpoint appears under its
-    number when it is complete, and older ones are deleted after that. Opening a directory does not
-    change it. The directory of a run stands for the `checkpoints` in it, also if it is created later.
+    Inside of `with`, `save` returns at once and writes in the background; outside, where nothing
+    waits at the end of the program, it returns when the checkpoint is written. A checkpoint appears
+    under its number when it is complete, and older ones are deleted after that. Opening a directory
+    does not change it. The directory of a run stands for the `checkpoints` in it, also if it is
+    created later.
 
     The newest `keep` checkpoints stay (or "all"), and also one every `keep_every_steps` steps, one
-    every `keep_every_hours` hours, and the `keep_best` best by `best_metric` of the metrics given to
-    `save`; `best_mode` says whether small ("min") or large ("max") values are better. Pinned ones stay.
+    every `keep_every_hours` hours, and the `keep_best` best by `best_metric` of the metrics given
+    to `save`; `best_mode` says whether small ("min") or large ("max") values are better. Pinned
+    ones stay.
 
-    A tree with non-finite leaves is saved as `STEP.suspect`, and never becomes the latest. Leaves whose
-    name matches a pattern of `allow_nonfinite` are not checked. `on_warning` is called with a message
-    when a checkpoint is suspect, or is skipped because it is damaged; by default it warns.
+    A tree with non-finite leaves is saved as `STEP.suspect`, and never becomes the latest. Leaves
+    whose name matches a pattern of `allow_nonfinite` are not checked. `on_warning` is called with a
+    message when a checkpoint is suspect, or is skipped because it is damaged; by default it warns.
     """
 
     def __init__(
@@ -132,9 +134,9 @@ class CheckpointManager:
     ) -> None:
         """Start to save `tree` under `step`, after the previous save has finished.
 
-        `extra` is a small mapping of JSON values, infinities and NaN, which is stored and verified with
-        the tree; `manager.extra(step)` returns it. If the step exists already, that is an error, unless
-        `overwrite`: then the old checkpoint is deleted when the new one is complete.
+        `extra` is a small mapping of JSON values, infinities and NaN, which is stored and verified
+        with the tree; `manager.extra(step)` returns it. If the step exists already, that is an
+        error, unless `overwrite`: then the old checkpoint is deleted when the new one is complete.
         """
         step = _as_step(step)
         encoded = encode_extra(extra) if extra else None
@@ -189,14 +191,14 @@ class CheckpointManager:
     ) -> Tree:
         """Return the tree saved under `step`, or the latest one.
 
-        `like` gives its structure, shapes, dtypes and shardings. Everything that is read is verified,
-        unless `verify` is False. If the latest checkpoint is damaged, the previous one is restored, with
-        a warning; if a given `step` is damaged, that is an error.
+        `like` gives its structure, shapes, dtypes and shardings. Everything that is read is
+        verified, unless `verify` is False. If the latest checkpoint is damaged, the previous one is
+        restored, with a warning; if a given `step` is damaged, that is an error.
 
-        `include` and `exclude` are regular expressions for the names of the leaves of `like` to restore;
-        the others keep their values. `rename` maps regular expressions for names in the checkpoint to
-        names in `like`. With `cast`, numbers take the dtypes of `like`. Without `strict`, leaves that
-        are missing or do not fit keep their values.
+        `include` and `exclude` are regular expressions for the names of the leaves of `like` to
+        restore; the others keep their values. `rename` maps regular expressions for names in the
+        checkpoint to names in `like`. With `cast`, numbers take the dtypes of `like`. Without
+        `strict`, leaves that are missing or do not fit keep their values.
         """
         self.wait()
         selection = Selection(

@@ -1,4 +1,4 @@
-"""Matching: which leaf of a checkpoint is restored into which leaf of a tree, and with which dtype."""
+"""Matching: which leaf of a checkpoint becomes which leaf of a tree, and with which dtype."""
 
 import dataclasses
 import re
@@ -22,10 +22,10 @@ _WAY_OUT = (
 class Selection:
     """Which leaves of a checkpoint are restored.
 
-    A leaf of the tree is restored if its whole name matches a pattern of `include` (or there is none)
-    and no pattern of `exclude`; the others keep their values. `rename` maps patterns of names in the
-    checkpoint to names in the tree. With `cast`, numbers may change their dtype. Without `strict`,
-    leaves that do not fit keep their values too.
+    A leaf of the tree is restored if its whole name matches a pattern of `include` (or there is
+    none) and no pattern of `exclude`; the others keep their values. `rename` maps patterns of names
+    in the checkpoint to names in the tree. With `cast`, numbers may change their dtype. Without
+    `strict`, leaves that do not fit keep their values too.
     """
 
     strict: bool = True
@@ -67,7 +67,7 @@ def match(
     *,
     hint: bool = True,
 ) -> dict[str, str]:
-    """Map each leaf to restore to its name in the checkpoint; one error lists all that do not fit."""
+    """Map each leaf to restore to its checkpoint name; one error lists all that do not fit."""
     saved = _renamed(path, found, selection)
     _check_patterns(path, found, {*saved, *wanted}, selection)
     taken = {name: saved[name] for name in wanted if selection.takes(name) and name in saved}
@@ -110,7 +110,7 @@ def as_patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def kind_of(dtype: Any) -> type | None:
-    """Return the kind of a number's dtype: boolean, integer, real or complex; None for other dtypes."""
+    """Return the kind of a dtype: boolean, integer, real or complex; None if not of numbers."""
     try:
         return next((kind for kind in _KINDS if jnp.issubdtype(np.dtype(dtype), kind)), None)
     except TypeError:  # not a numpy dtype
@@ -118,7 +118,7 @@ def kind_of(dtype: Any) -> type | None:
 
 
 def cast(value: np.ndarray, dtype: Any, name: str, *, copy: bool = False) -> np.ndarray:
-    """Return the value of a leaf in another dtype of its kind; an error if it cannot hold a number."""
+    """Return the value of a leaf in another dtype; an error if a number does not fit into it."""
     with np.errstate(over="ignore", invalid="ignore"):
         new = value.astype(dtype, copy=copy)
     if new.dtype == value.dtype:

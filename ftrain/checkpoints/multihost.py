@@ -1,7 +1,7 @@
 """Saving from several processes: they exchange what they wrote through files in the directory.
 
-All of them see the directory, or they could not save there. Collectives would not work: saving runs in
-a background thread, and all processes must call collectives in the same order.
+All of them see the directory, or they could not save there. Collectives would not work: saving runs
+in a background thread, and all processes must call collectives in the same order.
 """
 
 import json

@@ -93,7 +93,7 @@ def _max_leaf_bytes() -> tuple[int, str]:
 
 
 def start_orbax_save(path: Path, tree: Tree) -> OrbaxSave:
-    """Start a save of Orbax, without a copy of its own and without compression, which hardly helps."""
+    """Start a save of Orbax, without a copy, and without compression, which hardly helps."""
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
     context.array.saving.use_compression = False
@@ -106,7 +106,7 @@ def start_orbax_save(path: Path, tree: Tree) -> OrbaxSave:
 
 @functools.cache
 def _without_wildcards(directory: Path) -> Path:
-    """Return a path of a directory without wildcards, which Orbax would expand: a link if needed."""
+    """Return a path without wildcards, which Orbax would expand: a link if needed."""
     if not any(character in str(directory) for character in "*?[\\"):
         return directory
     link = Path(tempfile.mkdtemp(prefix="ftrain-"), "link")
@@ -116,7 +116,7 @@ def _without_wildcards(directory: Path) -> Path:
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Return True for a checkpoint, complete or not, good or damaged; not for a directory of them."""
+    """Return True for a checkpoint, complete or not, damaged or not."""
     return has_orbax_files(directory) or any(exists(path) for path in _inner_metadata(directory))
 
 
@@ -126,7 +126,7 @@ def has_orbax_files(directory: Path) -> bool:
 
 
 def leaf_specs(directory: Path, *, max_bytes: int = _MAX_METADATA) -> Specs:
-    """Return the tensorstore spec of each leaf by name; an error if the metadata exceed `max_bytes`."""
+    """Return the tensorstore spec of each leaf by name; metadata have at most `max_bytes`."""
     home = _tree_directory(directory)
     try:
         metadata = json.loads(read_whole(home / _METADATA, max_bytes))
@@ -193,7 +193,7 @@ def _tree_directory(directory: Path) -> Path:
 
 
 def _inner_metadata(directory: Path) -> list[Path]:
-    """Return the metadata of trees inside of a checkpoint; a numbered directory is a checkpoint itself."""
+    """Return the metadata of trees inside of a checkpoint; a number names another checkpoint."""
     paths = [directory / name / _METADATA for name in list_names(directory) if not name.isdecimal()]
     return [path for path in paths if exists(path)]
 

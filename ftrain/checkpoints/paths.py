@@ -26,7 +26,7 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
 
 
 def checkpoint_exists(path: str | Path) -> bool:
-    """Return True for a complete checkpoint of ftrain or plain Orbax, or a prefix of TensorFlow's."""
+    """Return True for a complete checkpoint of ftrain or Orbax, or a prefix of TensorFlow's."""
     given = local_path(path)
     inside = given.parent / CHECKPOINTS / given.name
     return retry(
@@ -45,7 +45,7 @@ def checkpoint_state(directory: str | Path) -> Catalog | None:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Return the checkpoint at a path, or the latest one in a directory of checkpoints or of a run."""
+    """Return the checkpoint at a path, or the latest in a directory of checkpoints or of a run."""
     path = local_path(path)
     if path.name.endswith(".index") and is_tf_checkpoint(path.with_suffix("")):
         return path.with_suffix("")
@@ -100,8 +100,8 @@ def wait_for_checkpoint(
 ) -> int | None:
     """Wait for a checkpoint after step `after`, and return the step of the latest one.
 
-    Returns None after `timeout` seconds (None: no limit), or once `stop` returns True. The directory,
-    of checkpoints or of a run, may be created later.
+    Returns None after `timeout` seconds (None: no limit), or once `stop` returns True. The
+    directory, of checkpoints or of a run, may be created later.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:

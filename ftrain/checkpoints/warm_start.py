@@ -52,14 +52,15 @@ def init_from_checkpoint(
     checkpoint: Checkpoint,
     assignment_map: Mapping[str, str] | Sequence[tuple[str, str]],
 ) -> Tree:
-    """Return `params` with leaves read from a checkpoint: {name in the checkpoint: name in the tree}.
+    """Return `params` with leaves read from a checkpoint: {checkpoint name: name in the tree}.
 
         mapping = {"encoder/": "backbone/", "logits/w": "head/kernel"}
         init_from_checkpoint(params, "old/model.ckpt", mapping)
 
-    Names that end in a slash are scopes: every leaf under the tree's scope is read from the same name
-    under the checkpoint's; "/" is the root. If several entries apply to a leaf, its own name wins, then
-    its innermost scope. A list of pairs may read one name of the checkpoint into several leaves.
+    Names that end in a slash are scopes: every leaf under the tree's scope is read from the same
+    name under the checkpoint's; "/" is the root. If several entries apply to a leaf, its own name
+    wins, then its innermost scope. A list of pairs may read one name of the checkpoint into several
+    leaves.
 
     A leaf keeps its dtype and its device placement. Scopes skip random keys and other non-numbers.
     """
@@ -83,12 +84,13 @@ def warm_start(
     r"""Return `params` with leaves read from a checkpoint, and rows moved to a new vocabulary.
 
         renames = {"(.*)": r"params/\1"}
-        warm_start(params, "runs/old", vars_to_warm_start="dense", var_name_to_prev_var_name=renames)
+        warm_start(params, "runs/old", var_name_to_prev_var_name=renames)
 
-    vars_to_warm_start: regular expressions for the beginning of a name, as for `re.match`; each must
-        match a leaf. None selects only the leaves that have a VocabInfo.
-    var_name_to_prev_var_name: the name of a leaf in the checkpoint, if it differs. A key that is not
-        the name of a leaf is a regular expression for whole names, whose groups the value may use.
+    vars_to_warm_start: regular expressions for the beginning of a name, as for `re.match`; each
+        must match a leaf. None selects only the leaves that have a VocabInfo.
+    var_name_to_prev_var_name: the name of a leaf in the checkpoint, if it differs. A key that is
+        not the name of a leaf is a regular expression for whole names, whose groups the value may
+        use.
     key: for the backup initializers; every leaf folds its name into it.
     """
     reader = _open(checkpoint)
@@ -125,7 +127,7 @@ def _open(checkpoint: Checkpoint) -> ReaderLike:
 def _outermost_first(
     assignments: Mapping[str, str] | Sequence[tuple[str, str]],
 ) -> list[tuple[str, str]]:
-    """Return the pairs of an assignment map in an order in which later ones override earlier ones."""
+    """Return the pairs of an assignment map, sorted so that later ones override earlier ones."""
     pairs = list(assignments.items() if isinstance(assignments, Mapping) else assignments)
     targets: dict[str, str] = {}
     for pair in pairs:
@@ -151,7 +153,7 @@ def _outermost_first(
 
 
 def _expand(source: str, target: str, leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return the leaves that an entry of an assignment map applies to, with their checkpoint names."""
+    """Return the leaves that an entry applies to, with their checkpoint names."""
     if not target.endswith("/"):
         _check_loadable(target, leaves, "assignment_map")
         return {target: source}
@@ -272,7 +274,8 @@ def _assign(
 ) -> Tree:
     """Return `params` with the leaves in `sources` read from the checkpoint.
 
-    `sources` maps names of leaves to names in the checkpoint. Nothing is read unless all of them fit.
+    `sources` maps names of leaves to names in the checkpoint. Nothing is read unless all of them
+    fit.
     """
     tree = unpack(params)
     vocabs = vocabs or {}

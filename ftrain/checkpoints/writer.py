@@ -1,7 +1,7 @@
 """The writer of a manager: one save at a time, in the background, and one writer to a directory.
 
-Orbax writes a checkpoint as `STEP.saving`, then the manifest is added, and the directory gets its final
-name: a checkpoint is complete or not there at all.
+Orbax writes a checkpoint as `STEP.saving`, then the manifest is added, and the directory gets its
+final name: a checkpoint is complete or not there at all.
 """
 
 import dataclasses
@@ -109,7 +109,7 @@ class Writer:
                 self._directory, step, snapshot, now, finite_metrics, self._allow_nonfinite, extra
             )
             if jax.process_count() > 1:
-                # Orbax synchronizes the processes: all must call it in the same order as their steps.
+                # Orbax synchronizes processes: all must call it in the order of their steps.
                 response = start_orbax_save(request.staged, as_orbax_tree(tree))
                 request = dataclasses.replace(request, response=response)
         except BaseException as error:

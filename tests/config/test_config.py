@@ -395,6 +395,19 @@ def test_a_directory_belongs_to_its_first_config(tmp_path):
     assert "--accept-changes" in str(caught.value)
 
 
+def test_a_run_of_an_older_version_resumes_with_its_old_key(config, tmp_path):
+    home = tmp_path / "run"
+    resolved = plan(load(config, [f"run.directory={home}"])).resolved()
+    claim_and_start(home, resolved)
+    saved = (home / "config.toml").read_text()
+    assert "allow_nonfinite = []" in saved
+    (home / "config.toml").write_text(saved.replace("allow_nonfinite", "may_be_infinite"))
+    assert plan(load(home)).resolved() == resolved
+    claim(home, resolved).close()
+    assert (home / "config.toml").read_text() == saved
+    assert "may_be_infinite" in message_of(config, "checkpoint.may_be_infinite=[]")
+
+
 def test_a_run_without_a_checkpoint_can_still_change(tmp_path):
     claim(tmp_path, {"steps": 3}).close()
     claim(tmp_path, {"steps": 4}).close()
