@@ -314,7 +314,7 @@ class CheckpointManager:
         if not others:
             return newest
         more = [f"{error.path.name} too: {error.damage[0]}" for error in others]
-        return DamagedError(newest.path, [*newest.damage[:2], *more, "so none of them is good"])
+        return DamagedError(newest.path, [*newest.damage[:2], *more, "so none can be restored"])
 
     def _existing_path(self, step: int) -> Path:
         step = _as_step(step)

@@ -85,7 +85,7 @@ def match(
     fitting = {name: source for name, source in taken.items() if name not in other}
     if not fitting:
         raise MismatchError(
-            path, [f"of its {len(found)} leaves none is taken; it has {_list_some(found)}"]
+            path, [f"none of its {len(found)} leaves is selected; it has {_list_some(found)}"]
         )
     return fitting
 

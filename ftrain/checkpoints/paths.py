@@ -66,7 +66,7 @@ def describe_path(path: Path) -> str:
     """Return what is at a path that is not a checkpoint, as the end of a sentence."""
     inside = next((parent for parent in path.parents if has_orbax_files(parent)), None)
     if inside is not None and path.exists():
-        return f"is a part of the checkpoint {inside}: name that"
+        return f"is a part of the checkpoint {inside}: use that path"
     if path.is_dir():
         return "holds no checkpoint"
     if not path.is_file():
@@ -75,11 +75,11 @@ def describe_path(path: Path) -> str:
     if prefix != path.name:
         is_whole = is_tf_checkpoint(path.with_name(prefix))
         way_out = (
-            f"name {path.with_name(prefix)}" if is_whole else f"{prefix}.index is missing beside it"
+            f"use {path.with_name(prefix)}" if is_whole else f"{prefix}.index is missing beside it"
         )
         return f"is one file of a TensorFlow checkpoint: {way_out}"
     if path.name == "checkpoint":
-        return f"is the list that TensorFlow keeps of its checkpoints: name its directory, {path.parent}"
+        return f"is the list that TensorFlow keeps of its checkpoints: use its directory, {path.parent}"
     return f"is {_describe_file(path)}, not a checkpoint"
 
 

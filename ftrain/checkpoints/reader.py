@@ -85,7 +85,7 @@ def export(
     names = [name for name in reader.variables if chosen.takes(name)]
     if not names:
         raise CheckpointError(
-            f"{reader.path}: of its {len(reader.variables)} leaves none is chosen by its whole name"
+            f"{reader.path}: the patterns select none of its {len(reader.variables)} leaves"
         )
     if not path.parent.is_dir():
         raise CheckpointError(f"{path} cannot be written: there is no directory {path.parent}")

@@ -302,6 +302,6 @@ def _initial_values(like: Tree, names: set[str]) -> dict[str, Any]:
     for name in sorted(names):
         if isinstance(leaves[name], jax.ShapeDtypeStruct):
             raise CheckpointError(
-                f"leaf {name} is not taken from the checkpoint, and has no value that could be kept"
+                f"leaf {name} is not restored from the checkpoint, and has no value to keep"
             )
     return {name: leaves[name] for name in names}

@@ -58,7 +58,7 @@ def find_wrong_files(directory: Path, manifest: Manifest) -> list[str]:
     found.pop(MANIFEST_FILE, None)
     expected = manifest.files
     wrong = [f"file {name} is missing" for name in expected if name not in found]
-    wrong += [f"file {name} does not belong there" for name in found if name not in expected]
+    wrong += [f"file {name} is unexpected" for name in found if name not in expected]
     wrong += [
         f"file {name} has {found[name]} bytes, expected {file.size}"
         for name, file in expected.items()
@@ -113,7 +113,7 @@ def _find_wrong_leaves(directory: Path, manifest: Manifest) -> list[str]:
     specs = leaf_specs(directory)
     stored = {name: leaf for name, leaf in manifest.leaves.items() if 0 not in leaf.shape}
     wrong = [f"leaf {name} is missing" for name in stored if name not in specs]
-    wrong += [f"leaf {name} does not belong there" for name in specs if name not in stored]
+    wrong += [f"leaf {name} is unexpected" for name in specs if name not in stored]
     readable = {name: leaf for name, leaf in stored.items() if name in specs}
     return wrong + _check_leaves(directory, specs, readable)
 

@@ -187,20 +187,20 @@ class Writer:
             return []
         named = ", ".join(nonfinite[:3]) + (", ..." if len(nonfinite) > 3 else "")
         path = self._directory / f"{step}{cleanup.SUSPECT}"
-        why = "it was put aside and is not the latest (allow_nonfinite names leaves that may be so)"
+        why = "it was put aside and is not the latest (allow_nonfinite lists leaves to ignore)"
         return [f"{path}: not finite: {named}; {why}"]
 
     def _as_save_error(self, step: int, error: Exception) -> SaveError:
         reason = (
             summarize_error(error)
             if self._is_same_directory()
-            else f"{self._directory} is no longer there"
+            else f"{self._directory} no longer exists"
         )
         try:
             steps = ", ".join(map(str, committed_steps(self._directory)))
-            kept = f"checkpoints that are still there: {steps or 'none'}"
+            kept = f"remaining checkpoints: {steps or 'none'}"
         except OSError as failure:
-            kept = f"which checkpoints are still there cannot be listed: {failure.strerror}"
+            kept = f"remaining checkpoints cannot be listed: {failure.strerror}"
         return SaveError(f"{self._directory / str(step)} was not saved: {reason}; {kept}")
 
     def _lock_directory(self) -> IO[str]:
@@ -208,7 +208,7 @@ class Writer:
         if self._inode is None:
             self._directory.mkdir(parents=True, exist_ok=True)
         if not self._is_same_directory():  # Orbax would create it, and hide what was lost
-            raise FileNotFoundError(f"{self._directory} is no longer there")
+            raise FileNotFoundError(f"{self._directory} no longer exists")
         return wait_for_lock(self._directory / _LOCK)
 
     def _prepare_directory(self, step: int, overwrite: bool, damaged: set[int]) -> None:

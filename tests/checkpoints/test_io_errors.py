@@ -94,7 +94,7 @@ def test_a_save_that_keeps_failing_is_an_error_that_may_pass(directory, monkeypa
     monkeypatch.setenv(TIMEOUT, "0")
     monkeypatch.setattr(writer, "sync", Failing(writer.sync, "manifest.ocdbt", 10**6))
     with pytest.raises(
-        SaveError, match=r"was not saved: .*Stale.*; checkpoints that are still there: 1, 2"
+        SaveError, match=r"was not saved: .*Stale.*; remaining checkpoints: 1, 2"
     ) as caught:
         CheckpointManager(directory).save(3, TREE)
     assert is_transient(caught.value)

@@ -95,7 +95,7 @@ def test_nothing_taken_is_a_mistake(manager):
         manager.restore(like=tree(), include=["encoder/.*", "encode/.*"])
     with pytest.raises(CheckpointError, match=r"rename pattern '\^encode/' is found in no leaf"):
         manager.restore(like=tree(), rename={"^encode/": "x/"})
-    with pytest.raises(MismatchError, match="of its 3 leaves none is taken"):
+    with pytest.raises(MismatchError, match="none of its 3 leaves is selected"):
         manager.restore(like=tree(), exclude=".*")
     with pytest.raises(CheckpointError, match="is not a regular expression"):
         manager.restore(like=tree(), include=["("])
@@ -106,7 +106,7 @@ def test_a_leaf_without_a_value_cannot_keep_it(manager):
     like = jax.eval_shape(tree)
     assert flat(manager.restore(like=like)) == flat(tree())
     with pytest.raises(
-        CheckpointError, match="leaf head/0 is not taken from the checkpoint, and has no value"
+        CheckpointError, match="leaf head/0 is not restored from the checkpoint, and has no value"
     ):
         manager.restore(like=like, exclude=["head/.*"])
 

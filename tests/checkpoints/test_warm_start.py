@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from memories import Memory, empty_params, floats, old_checkpoint, values
+from memory_checkpoint import Memory, empty_params, floats, old_checkpoint, values
 
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.vocabulary import VocabInfo
