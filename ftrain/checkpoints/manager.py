@@ -105,9 +105,10 @@ class CheckpointManager:
         return best[0].step if best else None
 
     def is_empty(self) -> bool:
-        """Return True if no step has a directory, not even an incomplete one.
+        """Return True if `restore` has nothing to try: no step has a directory, complete or not.
 
-        If there are only incomplete ones, `latest` returns None but `restore` reports the damage.
+        If there are only incomplete ones, `latest` returns None, and `restore` reports the damage.
+        Steps that this manager found to be damaged do not count.
         """
         return self._newest_candidate() is None
 

@@ -62,27 +62,30 @@ class Selection:
 def match(
     path: Path | str,
     found: Mapping[str, Any],
-    wanted: Mapping[str, Any],
+    expected: Mapping[str, Any],
     selection: Selection,
     *,
     hint: bool = True,
 ) -> dict[str, str]:
     """Map each leaf to restore to its checkpoint name; one error lists all that do not fit."""
     saved = _renamed(path, found, selection)
-    _check_patterns(path, found, {*saved, *wanted}, selection)
-    taken = {name: saved[name] for name in wanted if selection.takes(name) and name in saved}
-    other = [name for name in taken if not _fits(found[taken[name]], wanted[name], selection.cast)]
-    missing = [name for name in wanted if selection.takes(name) and name not in saved]
-    unexpected = [name for name in saved if selection.takes(name) and name not in wanted]
-    if selection.strict and (missing or unexpected or other):
+    _check_patterns(path, found, {*saved, *expected}, selection)
+    taken = {name: saved[name] for name in expected if selection.takes(name) and name in saved}
+    misfits = [
+        name for name in taken if not _fits(found[taken[name]], expected[name], selection.cast)
+    ]
+    missing = [name for name in expected if selection.takes(name) and name not in saved]
+    unexpected = [name for name in saved if selection.takes(name) and name not in expected]
+    if selection.strict and (missing or unexpected or misfits):
         phrases = [f"leaf {name} is missing" for name in missing]
         phrases += [f"leaf {name} is not expected" for name in unexpected]
         phrases += [
-            f"leaf {name} is {_describe_kind(found[taken[name]])}, expected {_describe_kind(wanted[name])}"
-            for name in other
+            f"leaf {name} is {_describe_kind(found[taken[name]])}, "
+            f"expected {_describe_kind(expected[name])}"
+            for name in misfits
         ]
         raise MismatchError(path, phrases, _WAY_OUT if hint else "")
-    fitting = {name: source for name, source in taken.items() if name not in other}
+    fitting = {name: source for name, source in taken.items() if name not in misfits}
     if not fitting:
         raise MismatchError(
             path, [f"none of its {len(found)} leaves is selected; it has {_list_some(found)}"]
@@ -161,16 +164,18 @@ def _renamed(path: Path | str, found: Iterable[str], selection: Selection) -> di
     return saved
 
 
-def _fits(found: Any, wanted: Any, may_cast: bool) -> bool:
+def _fits(found: Any, expected: Any, may_cast: bool) -> bool:
     is_castable = (
         may_cast
         and kind_of(found.dtype) is not None
-        and kind_of(found.dtype) == kind_of(wanted.dtype)
+        and kind_of(found.dtype) == kind_of(expected.dtype)
     )
-    is_same_key = getattr(found, "key", _UNKNOWN) in (_UNKNOWN, getattr(wanted, "key", None))
-    is_same_dtype = np.dtype(found.dtype) == np.dtype(wanted.dtype)
+    is_same_key = getattr(found, "key", _UNKNOWN) in (_UNKNOWN, getattr(expected, "key", None))
+    is_same_dtype = np.dtype(found.dtype) == np.dtype(expected.dtype)
     return (
-        tuple(found.shape) == tuple(wanted.shape) and is_same_key and (is_castable or is_same_dtype)
+        tuple(found.shape) == tuple(expected.shape)
+        and is_same_key
+        and (is_castable or is_same_dtype)
     )
 
 
