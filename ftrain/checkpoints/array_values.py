@@ -98,7 +98,7 @@ def describe_values(array: np.ndarray) -> Statistics | None:
         if finite.size:
             low = min(low, float(finite.min()))
             high = max(high, float(finite.max()))
-            # Chan et al.: combine means and squares chunk by chunk, without cancellation.
+            # Combine means and squares chunk by chunk, without cancellation.
             mean = float(finite.mean())
             seen = count + finite.size
             squares += float(((finite - mean) ** 2).sum())

@@ -36,10 +36,11 @@ class LeafSnapshot:
 
 
 def take_snapshot(tree: Tree) -> Tree:
-    """Return `tree`, unpacked, with a `LeafSnapshot` for every leaf; device arrays are not copied.
+    """Return `tree`, unpacked, with a `LeafSnapshot` for every leaf.
 
-    While numpy holds a view of a device array on the CPU, jax does not overwrite it, even if it was
-    donated to a step: that step writes elsewhere. So a snapshot costs a few microseconds a leaf.
+    jax arrays in the host's memory are not copied: while numpy holds a view of one, jax does not
+    overwrite it, even if it was donated to a step; that step writes elsewhere. So a snapshot costs
+    a few microseconds a leaf.
     """
     _check(tree)
     for leaf in jax.tree.leaves(tree):
