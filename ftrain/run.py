@@ -13,6 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from ftrain.checkpoints import hold
+from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.cluster import ProcessGroup, Sharding
 from ftrain.data import Piece, Pipeline
 from ftrain.hooks import (
@@ -52,7 +53,6 @@ from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
 
-CHECKPOINTS = "checkpoints"  # the directory of them, inside a run's
 LOGS = "logs"  # the directory of what processes other than the first have to say
 
 

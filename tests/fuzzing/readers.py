@@ -20,11 +20,11 @@ from mutations import TEXTS, mutate_bytes, mutate_json, mutate_message, mutate_t
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
+from ftrain.checkpoints.array_values import crc32c_of_text
 from ftrain.checkpoints.catalog import read_catalog
-from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.checkpoints.errors import CheckpointError
-from ftrain.checkpoints.manifest import as_text, read_manifest
-from ftrain.checkpoints.verifying import verify
+from ftrain.checkpoints.manifest import format_manifest, read_manifest
+from ftrain.checkpoints.verification import verify
 from ftrain.cli.ckpt.list import list_checkpoints
 from ftrain.cli.data.csv_files import read_csv
 from ftrain.cli.data.errors import DataCommandError
@@ -564,11 +564,11 @@ CATALOG = {"latest": 7, "keep_after": None, "retention": RETENTION, "checkpoints
 
 def make_manifest(rng: random.Random) -> bytes:
     if rng.randrange(5) == 0:
-        return mutate_bytes(rng, as_text(MANIFEST).encode())
+        return mutate_bytes(rng, format_manifest(MANIFEST).encode())
     try:
         body = json.dumps(
             mutate_tree(rng, MANIFEST), sort_keys=True
-        )  # with NaN, which as_text refuses
+        )  # with NaN, which format_manifest refuses
         return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'.encode(
             errors="surrogatepass"
         )
@@ -595,7 +595,7 @@ def read_manifest_file(data: bytes, home: Path) -> None:
 
 def read_catalog_file(data: bytes, home: Path) -> None:
     step = _step(home)
-    (step / "manifest.json").write_text(as_text(MANIFEST))
+    (step / "manifest.json").write_text(format_manifest(MANIFEST))
     (step.parent / "checkpoints.json").write_bytes(data)
     check(len(read_catalog(step.parent).records) == 1, "a damaged catalog hides a checkpoint")
     list_checkpoints(home)

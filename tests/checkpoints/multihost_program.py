@@ -1,4 +1,4 @@
-"""One of several processes that save or restore together: python together.py PORT INDEX COUNT DIRECTORY ACTION"""
+"""A process of a job that saves or restores: multihost_program.py PORT INDEX COUNT DIRECTORY ACTION"""
 
 import sys
 
@@ -42,7 +42,7 @@ def act(manager: CheckpointManager, action: str) -> None:
             manager.steps()
         )  # the first process deletes
     elif action == "save nan":
-        manager.tell = print
+        manager.on_warning = print
         manager.save(
             9, tree(9) | {"rows": spread(np.where(np.arange(8) == 7, np.nan, 1.0), "data")}
         )

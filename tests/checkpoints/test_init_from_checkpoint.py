@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from memories import Memory, Stored, empty_params, floats, old_checkpoint, values
+from memory_checkpoint import Memory, Stored, empty_params, floats, old_checkpoint, values
 from references import FOLDER
 
 from ftrain import TrainState, optimizers
@@ -438,7 +438,7 @@ def test_infinities_and_nans_are_values_like_others():
             "m.ckpt.data-00000-of-00001",
             "is one file of a TensorFlow checkpoint: m.ckpt.index is missing beside it",
         ),
-        ("checkpoint", "is the list that TensorFlow keeps of its checkpoints: name its directory"),
+        ("checkpoint", "is the list that TensorFlow keeps of its checkpoints: use its directory"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_called_what_it_is(params, tmp_path, name, message):
@@ -454,7 +454,7 @@ def test_a_file_inside_of_a_checkpoint_leads_to_it(params, tmp_path):
         manager.save(5, params)
     inside = next(path for path in (tmp_path / "5").rglob("*") if path.is_file())
     with pytest.raises(
-        CheckpointError, match=rf"is a part of the checkpoint {tmp_path / '5'}: name that"
+        CheckpointError, match=rf"is a part of the checkpoint {tmp_path / '5'}: use that path"
     ):
         init_from_checkpoint(params, inside, {"/": "/"})
 

@@ -11,7 +11,7 @@ import pytest
 
 from ftrain.checkpoints import load_variable, verify
 
-PROGRAM = Path(__file__).parent / "together.py"
+PROGRAM = Path(__file__).parent / "multihost_program.py"
 
 
 def run_together(count: int, directory: Path, action: str) -> list[str]:

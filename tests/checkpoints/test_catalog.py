@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.checkpoints import CheckpointError, CheckpointManager, Record
-from ftrain.checkpoints.retention import Retention, best_of, rotate
+from ftrain.checkpoints.catalog import Retention, best_of, rotate
 
 
 def tree(value: float = 1.0):
@@ -209,7 +209,7 @@ def test_newest_best_and_regular_ones_always_stay(records, keep, best, every):
             {"keep_best": 1, "best_metric": "eval/accuracy"},
             "keep_best by 'eval/accuracy' needs best_mode",
         ),
-        ({"may_be_infinite": ["("]}, "is not a regular expression"),
+        ({"allow_nonfinite": ["("]}, "is not a regular expression"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path, wrong, message):
