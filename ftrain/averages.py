@@ -16,10 +16,12 @@ def update_averages(
 ) -> Tree:
     """averages -= (1 - d) * (averages - values), with d = decay, or with n = num_updates
 
-    d = min(decay, (1 + n) / (10 + n)): the smaller decay of the first updates lets them leave the start quickly.
+    d = min(decay, (1 + n) / (10 + n)): the smaller decay of the first updates lets them leave the
+    start quickly.
 
-    A leaf whose average is None has none, and keeps none. Averages in bfloat16 or float16 are rounded at every update,
-    so that one with a long memory stops moving: keep them in float32, whatever the values are.
+    A leaf whose average is None has none, and keeps none. Averages in bfloat16 or float16 are
+    rounded at every update, so that one with a long memory stops moving: keep them in float32,
+    whatever the values are.
     """
     fresh = 1 - _decay_now(decay, num_updates)
 
@@ -38,7 +40,8 @@ def update_averages(
 def start_averages(values: Tree, only: str | Sequence[str] = ()) -> Tree:
     """Averages before their first update: a copy of the values, in float32 at least.
 
-    `only` are regular expressions for the names of the leaves to average; the others have None in their places.
+    `only` are regular expressions for the names of the leaves to average; the others have None in
+    their places.
     """
     patterns = (only,) if isinstance(only, str) else tuple(only)
     chosen = matching_names(values, patterns, "averages") if patterns else {*named_leaves(values)}
@@ -63,7 +66,8 @@ def averaged(averages: Tree, values: Tree) -> Tree:
 class ZeroDebiased:
     """Averages that start from zero and are corrected for it, for values that have no first one to start from.
 
-    b -= (1 - d) * (b - values), and the average is b / (1 - d**t) after t updates, with d as in `update_averages`.
+    b -= (1 - d) * (b - values), and the average is b / (1 - d**t) after t updates, with d as in
+    `update_averages`.
 
         averages = ZeroDebiased.create(like=values)
         averages = averages.update(values, 0.99)

@@ -1,6 +1,7 @@
 """Checks of hyperparameters: the error says the name, the value and what is expected.
 
-Arrays pass unchecked: those that `optax.inject_hyperparams` passes, say, have no value while a step is traced.
+Arrays pass unchecked: those that `optax.inject_hyperparams` passes, say, have no value while a step
+is traced.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Packed trees: many small leaves kept in one vector for each dtype, because every array that a call takes costs time.
 
-A packed tree is a tree of few arrays that stands for one of many. `unpack` and `pack_like` go from one to the other, so
-that what is written to disk names every leaf, packed or not.
+A packed tree is a tree of few arrays that stands for one of many. `unpack` and `pack_like` go from
+one to the other, so that what is written to disk names every leaf, packed or not.
 """
 
 import dataclasses
@@ -39,7 +39,8 @@ class Place:
 class Layout:
     """How the leaves of a tree are packed. A leaf without a place is kept apart, as it is.
 
-    A tree may have None in the places of a whole group, or of leaves apart; then so have its arrays.
+    A tree may have None in the places of a whole group, or of leaves apart; then so have its
+    arrays.
     """
 
     structure: Any  # of the tree

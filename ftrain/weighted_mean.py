@@ -18,8 +18,9 @@ class WeightedMean:
             losses = per_token_loss(params, batch)
             return WeightedMean.of(losses, batch["mask"])
 
-    Microbatches, replicas, devices and processes then add totals and weights and divide once, so that the number of
-    parts changes nothing but rounding. A plain number counts as a mean over examples, each with the same weight.
+    Microbatches, replicas, devices and processes then add totals and weights and divide once, so
+    that the number of parts changes nothing but rounding. A plain number counts as a mean over
+    examples, each with the same weight.
 
     >>> parts = [WeightedMean.of(jnp.array([1.0, 3.0])), WeightedMean.of(jnp.array([8.0]))]
     >>> float(parts[0].merge(parts[1]).value)

@@ -20,12 +20,13 @@ _PIECE = 1 << 20  # bytes of a line above the limit that are read at once
 class MetricsFile:
     """Appends lines `{"step": 100, "time": ..., "loss": ...}` to a file.
 
-    `start_step` is the step the run starts from: lines of later steps, from a run that was interrupted, are dropped,
-    because those steps are taken again. The other lines keep their bytes.
+    `start_step` is the step the run starts from: lines of later steps, from a run that was
+    interrupted, are dropped, because those steps are taken again. The other lines keep their bytes.
 
-    Lines that cannot be read do not stop a run: they are moved to `metrics.jsonl.bad` beside the file, with one
-    warning. These are lines that are not UTF-8, not a JSON object with an integer "step", cut short, or longer than
-    `max_line_bytes` (64 MiB by default), which are copied in pieces and never held in memory.
+    Lines that cannot be read do not stop a run: they are moved to `metrics.jsonl.bad` beside the
+    file, with one warning. These are lines that are not UTF-8, not a JSON object with an integer
+    "step", cut short, or longer than `max_line_bytes` (64 MiB by default), which are copied in
+    pieces and never held in memory.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class MetricsFile:
 def read_metrics(path: str | Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> list[dict[str, Any]]:
     """Return the lines of a metrics file, oldest first.
 
-    Lines that cannot be read, as `MetricsFile` defines them, are skipped with one warning; a last line that is still
-    being written is skipped without one.
+    Lines that cannot be read, as `MetricsFile` defines them, are skipped with one warning; a last
+    line that is still being written is skipped without one.
     """
     _check_limit(max_line_bytes)
     found: list[dict[str, Any]] = []

@@ -25,8 +25,8 @@ from ftrain.summaries.values import plain_step, plain_value
 class SummaryWriter:
     """Appends to a new event file in `directory`, for TensorBoard to read while it grows.
 
-    `start_step` is the step the run starts from: what an earlier, interrupted run wrote from there on is hidden by
-    TensorBoard, because those steps are taken again.
+    `start_step` is the step the run starts from: what an earlier, interrupted run wrote from there
+    on is hidden by TensorBoard, because those steps are taken again.
     """
 
     def __init__(self, directory: str | Path, *, start_step: int = 0):

@@ -19,9 +19,9 @@ from ftrain.gradients import (
     update_with_rows,
 )
 from ftrain.gradients.accumulation import Differentiated
+from ftrain.gradients.clipping import shard_global_norm
+from ftrain.gradients.conditional_update import check_transform
 from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
-from ftrain.gradients.sharing import shared_over
-from ftrain.gradients.skipping import check_transform
 from ftrain.hyperparameters import check_count, check_fraction
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
@@ -200,7 +200,7 @@ def compile_step(
 def _sharing(step: Callable[[S, Batch], M], mesh: Mesh) -> Callable[[S, Batch], M]:
     @functools.wraps(step)
     def traced(state: S, batch: Batch) -> M:
-        with shared_over(mesh):
+        with shard_global_norm(mesh):
             return step(state, batch)
 
     return traced

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ftrain import optimizers
 from ftrain.gradients import Rows, clip_by_global_norm, densify, global_norm, map_values
-from ftrain.gradients.duplicates import first_positions
-from ftrain.gradients.sealing import TakenApartError, seal, unseal
+from ftrain.gradients.rows import first_positions
+from ftrain.gradients.rows_fallback import RowsNotSupportedError, from_opaque, to_opaque
 from ftrain.optimizers import apply_updates
 
 # A few lengths only: each is compiled by itself.
@@ -107,17 +107,18 @@ def test_densify_stands_before_stock_transforms():
         chained.update(gradients, chained.init(params))
 
 
-def test_sealed_rows_cannot_be_taken_apart_by_mistake():
-    sealed = seal({"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)})
+def test_opaque_rows_cannot_be_used_as_arrays():
+    opaque = to_opaque({"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)})
     with pytest.raises(
-        TakenApartError, match=r"asked Rows for shape: put ftrain.gradients.densify\(\) before it"
+        RowsNotSupportedError,
+        match=r"used Rows as an array \(shape\): put ftrain.gradients.densify\(\) before it",
     ):
-        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sealed)
-    with pytest.raises(TypeError):
-        optax.scale(2.0).update(sealed, optax.EmptyState())
-    with pytest.raises(TypeError):
-        jax.jit(lambda tree: tree)(sealed)
-    doubled = unseal(map_values(lambda leaf: 2 * leaf, sealed))
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), opaque)
+    with pytest.raises(RowsNotSupportedError):
+        optax.scale(2.0).update(opaque, optax.EmptyState())
+    with pytest.raises(RowsNotSupportedError):
+        jax.jit(lambda tree: tree)(opaque)
+    doubled = from_opaque(map_values(lambda leaf: 2 * leaf, opaque))
     assert jax.tree.structure(doubled) == jax.tree.structure({"table": rows_of([1]), "bias": 0})
 
 
