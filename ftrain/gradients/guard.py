@@ -34,7 +34,7 @@ def guard(
 
     Args:
       spike: also skip gradients whose norm is more than `spike` times the running mean of norms.
-      window: the approximate number of updates in that mean, and the first ones never skipped.
+      window: the approximate number of updates in that mean; spikes are detected after as many.
       patience: how many updates in a row may be skipped. The next one is applied: a diverged
         training stops at its NaN, and a lasting increase of the norm becomes the new mean.
     """

@@ -65,7 +65,7 @@ class Rows:
         return table.at[self.indices].get(mode="clip", wrap_negative_indices=False)
 
     def sum_duplicates(self, table: jax.Array | None = None) -> "Rows":
-        """The same rows, each listed once, at the front; the other entries name no row and are zero.
+        """The same rows, each listed once, at the front; other entries name no row and are zero.
 
         With a `table`, rows outside of it are left out. Rows known to be unique are returned
         unchanged.

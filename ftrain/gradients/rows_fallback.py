@@ -41,8 +41,8 @@ class OpaqueRows(Rows):
 
 
 # Python looks up operators on the class, where __getattr__ does not see them. jax asks the instance
-# for __jax_array__, and a class that had it would make jax raise an error of its own. "repr" is here
-# for transforms that check types, such as optax.adagrad: they format what they refuse into an error.
+# for __jax_array__, and a class that had it would make jax raise an error of its own. "repr" is for
+# transforms that check types, such as optax.adagrad: they format what they refuse into an error.
 _OPERATORS = (
     *("repr", "array", "bool", "int", "float", "index", "len", "iter", "getitem"),
     *("neg", "pos", "abs", "invert", "round", "lt", "le", "gt", "ge", "eq", "ne"),

@@ -45,7 +45,7 @@ def store(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
 def round_update(
     parameter: jax.Array, target: jax.Array, rounding: Rounding, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the update of a narrow `parameter` towards `target`, in its dtype, and the remainder."""
+    """Return the update of a narrow `parameter` to `target`, in its dtype, and the remainder."""
     dtype = parameter.dtype
     start = parameter.astype(target.dtype)
     if rounding == "stochastic":

@@ -82,7 +82,7 @@ def polynomial_decay(
 
 
 def piecewise_constant(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
-    """values[0] up to and including step boundaries[0], values[1] up to boundaries[1], and so on."""
+    """values[0] up to and including step boundaries[0], values[1] up to boundaries[1], ..."""
     if len(values) != len(boundaries) + 1:
         raise ValueError(
             f"values must be one more than boundaries, got {len(values)} and {len(boundaries)}"

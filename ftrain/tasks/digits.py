@@ -1,4 +1,4 @@
-"""Handwritten digits: scikit-learn's 1,797 images of 8 x 8 pixels, and a convolutional classifier."""
+"""Handwritten digits: scikit-learn's 1,797 images of 8 x 8 pixels, a convolutional classifier."""
 
 import functools
 import importlib.util
@@ -74,7 +74,7 @@ def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def _read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read scikit-learn's images, flat, and labels; without its import, which takes most of a second."""
+    """Read scikit-learn's images, flat, and labels without importing it, which is slow."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise ModuleNotFoundError(

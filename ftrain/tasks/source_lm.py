@@ -31,7 +31,7 @@ def source_lm(
     evaluation_windows: int = 1024,
     sample_bytes: int = 120,
 ) -> Task:
-    """Predict the next byte; evaluation measures bits per byte on held-out files, and writes a sample.
+    """Predict the next byte; evaluation measures bits per byte on held-out files, with a sample.
 
     Args:
       context: the number of bytes that a prediction depends on.
