@@ -1,4 +1,4 @@
-"""Following lookups through a traced function: which parameters they read, and how it is evaluated with taps added."""
+"""Trace lookups: find the tables that a traced function looks up, and evaluate it with taps."""
 
 import dataclasses
 import functools
@@ -14,12 +14,13 @@ from ftrain.gradients.lookup import gather, lookup_p
 
 @dataclasses.dataclass
 class Lookups:
-    """The taps still to be added, and the ids looked up so far; both in the order of the lookups."""
+    """The taps still to be added, and the ids looked up so far, in the order of the lookups."""
 
     taps: list[jax.Array]
     ids: list[jax.Array] = dataclasses.field(default_factory=list)
 
     def perform(self, table: jax.Array, ids: jax.Array, **options: Any) -> jax.Array:
+        """Look up `ids`, record them and add the next tap."""
         self.ids.append(ids)
         return gather(table, ids, **options) + self.taps.pop(0)
 
@@ -29,11 +30,9 @@ Owners = Mapping[Any, int]
 
 
 def only_looked_up(jaxpr: Jaxpr) -> set[Any]:
-    """The variables that are tables of lookups and are used in no other way."""
-    tables, others = (
-        set(),
-        {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)},
-    )
+    """Return the variables that are used only as tables of lookups."""
+    tables: set[Any] = set()
+    others = {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
     for equation in jaxpr.eqns:
         inner = _inner(equation)
         inner_tables = only_looked_up(inner) if inner is not None else set()
@@ -46,7 +45,7 @@ def only_looked_up(jaxpr: Jaxpr) -> set[Any]:
 
 
 def sites_of(jaxpr: Jaxpr, owners: Owners) -> Iterator[tuple[int, Any]]:
-    """For each lookup of an owner's table, the owner and the shape of the outcome, in the order of evaluation."""
+    """Yield the table's number and the result's type of each lookup, in the order of evaluation."""
     for equation in jaxpr.eqns:
         if equation.primitive is lookup_p and _owner(equation.invars[0], owners) is not None:
             yield owners[equation.invars[0]], equation.outvars[0].aval
@@ -57,7 +56,7 @@ def sites_of(jaxpr: Jaxpr, owners: Owners) -> Iterator[tuple[int, Any]]:
 def evaluate(
     jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], owners: Owners, lookups: Lookups
 ) -> list:
-    """The outputs of a traced function, with taps added to the lookups of the owners' tables."""
+    """Evaluate a traced function, with taps added to the lookups of the tables in `owners`."""
     if not owners:
         return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*inputs)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
@@ -82,13 +81,14 @@ def _perform(
     if inner is not None and (passed_on := _passed_on(equation, inner, owners)):
         if equation.primitive is jit_p:
             return evaluate(inner, equation.params["jaxpr"].consts, operands, passed_on, lookups)
-        return _evaluate_again_backwards(equation, inner, operands, passed_on, lookups)
+        return _evaluate_checkpointed(equation, inner, operands, passed_on, lookups)
     return _apply(equation, operands)
 
 
 def _apply(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    """An equation evaluated as it stands: jax runs it as a function of one line."""
-    invars, inputs = [], []
+    """Evaluate an equation unchanged: jax runs it as a function of one line."""
+    invars = []
+    inputs = []
     for variable, operand in zip(equation.invars, operands, strict=True):
         if not isinstance(variable, Literal) and variable not in invars:
             invars.append(variable)
@@ -103,10 +103,10 @@ def _apply(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     return jaxpr_as_fun(ClosedJaxpr(line, ()))(*inputs)
 
 
-def _evaluate_again_backwards(
+def _evaluate_checkpointed(
     equation: JaxprEqn, inner: Jaxpr, operands: list[Any], owners: Owners, lookups: Lookups
 ) -> list[Any]:
-    """A call under `jax.checkpoint`, kept as one: the backward pass computes it anew."""
+    """Evaluate a `jax.checkpoint` call as one, so that the backward pass recomputes it."""
 
     @functools.partial(
         jax.checkpoint, policy=equation.params["policy"], prevent_cse=equation.params["prevent_cse"]
@@ -116,21 +116,22 @@ def _evaluate_again_backwards(
         return evaluate(inner, (), operands, owners, own), own.ids
 
     count = len(list(sites_of(inner, owners)))
-    taps, lookups.taps[:] = lookups.taps[:count], lookups.taps[count:]
+    taps = lookups.taps[:count]
+    del lookups.taps[:count]
     outputs, ids = body(operands, taps)
     lookups.ids.extend(ids)
     return outputs
 
 
 def _inner(equation: JaxprEqn) -> Jaxpr | None:
-    """The function that an equation calls, of the two kinds of calls that lookups are followed into."""
+    """The function that an equation calls; only jit and checkpoint are searched for lookups."""
     if equation.primitive is jit_p:
         return equation.params["jaxpr"].jaxpr
     return equation.params["jaxpr"] if equation.primitive is remat_p else None
 
 
 def _passed_on(equation: JaxprEqn, inner: Jaxpr, owners: Owners) -> dict[Any, int]:
-    """The owners as the called function names them."""
+    """The owners by the variables of the called function."""
     pairs = zip(inner.invars, equation.invars, strict=True)
     return {own: owners[given] for own, given in pairs if _owner(given, owners) is not None}
 

@@ -1,4 +1,4 @@
-"""Checkpoints."""
+"""Checkpoints: names of TensorFlow 1 and their counterparts."""
 
 from ftrain.migration.counterpart import Counterpart, to
 
@@ -19,7 +19,7 @@ TABLE: dict[str, Counterpart] = {
     ),
     "tf.train.Checkpoint": to(
         "ftrain.checkpoints.CheckpointManager",
-        note="any tree is saved as it is; open_reader reads the reference's",
+        note="any tree is saved as it is; open_reader reads TF1's",
     ),
     "tf.train.CheckpointManager": to(
         "ftrain.checkpoints.CheckpointManager", note="max_to_keep is keep"
@@ -62,11 +62,11 @@ TABLE: dict[str, Counterpart] = {
     ),
     "tf.train.init_from_checkpoint": to(
         "ftrain.checkpoints.init_from_checkpoint",
-        note="answers with a new tree instead of changing variables",
+        note="returns a new tree instead of changing variables",
     ),
     "tf.train.warm_start": to(
         "ftrain.checkpoints.warm_start",
-        note="answers with a new tree; give it the leaves that are to be trained",
+        note="returns a new tree; pass the leaves to train",
     ),
     "tf.train.VocabInfo": to("ftrain.checkpoints.VocabInfo"),
     "tf.train.checkpoints_iterator": to(

@@ -1,4 +1,4 @@
-"""Sessions, hooks, the global step and threads."""
+"""Sessions, hooks, the global step and threads: names of TensorFlow 1 and their counterparts."""
 
 from ftrain.migration.counterpart import Counterpart, to
 
@@ -39,7 +39,7 @@ TABLE: dict[str, Counterpart] = {
     ),
     "tf.train.Scaffold": to(
         "ftrain.training.Scaffold",
-        note="init_fn, local_init_fn and ready_fn take the state; ready_fn says as text why it is not ready",
+        note="init_fn, local_init_fn and ready_fn take the state; ready_fn returns as text why it is not ready",
     ),
     "tf.train.basic_train_loop": to("ftrain.train"),
     # hooks
@@ -50,7 +50,7 @@ TABLE: dict[str, Counterpart] = {
     ),
     "tf.train.SessionRunArgs": to(
         "ftrain.Hook.before_step",
-        note="answers with entries for the batch; metrics need not be asked for",
+        note="returns entries for the batch; metrics are always available",
     ),
     "tf.train.SessionRunContext": to("ftrain.training.Report", note="report.stop(reason)"),
     "tf.train.SessionRunValues": to(
@@ -68,7 +68,7 @@ TABLE: dict[str, Counterpart] = {
         note="saves at multiples of the step, also after a restart, and not at the start unless at_start=True",
     ),
     "tf.train.CheckpointSaverListener": to(
-        "ftrain.hooks.SaveListener", note="its stop is heard at the first save too"
+        "ftrain.hooks.SaveListener", note="its request to stop counts at the first save too"
     ),
     "tf.train.StepCounterHook": to(
         "ftrain.hooks.StepCounter", note="steps, examples and operations per second"
@@ -82,7 +82,7 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.hooks.SummarySaver", note="the last step is written too"
     ),
     "tf.train.GlobalStepWaiterHook": to(
-        "ftrain.hooks.WaitForStep", note="the other run's newest checkpoint tells"
+        "ftrain.hooks.WaitForStep", note="it reads the other run's newest checkpoint"
     ),
     "tf.train.FinalOpsHook": to(
         "ftrain.hooks.FinalOps", note="a function of the final state; hook.result"
@@ -96,7 +96,7 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.SecondOrStepTimer": to(
         "ftrain.every",
         "ftrain.training.timer",
-        note="every() counts multiples of the step, timer() as the reference",
+        note="every() counts multiples of the step, timer() as TF1",
     ),
     # global step
     "tf.train.global_step": to(

@@ -1,10 +1,10 @@
-"""Queues of input, and the records that fed them."""
+"""Input queues and records: names of TensorFlow 1 and their counterparts."""
 
 from ftrain.migration.counterpart import Counterpart, to
 
 _PIPELINE = (
-    "Pipeline(source, batch_size=...): batch = f(seed, step); "
-    "num_threads is threads, capacity has no counterpart"
+    "Pipeline(source, batch_size=...): batch = f(seed, step); num_threads is threads, "
+    "capacity has no counterpart"
 )
 _SHUFFLED = (
     f"{_PIPELINE}; all of an epoch is shuffled, so min_after_dequeue has none either "
@@ -43,7 +43,7 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.batch": to(
         "ftrain.data.Pipeline",
         "ftrain.data.Stream",
-        note=f"{_PIPELINE}, shuffle=False; {_FINAL}, {_PADDED}; a Stream for what only comes one by one",
+        note=f"{_PIPELINE}, shuffle=False; {_FINAL}, {_PADDED}; a Stream for generators and sockets",
     ),
     "tf.train.shuffle_batch": to(
         "ftrain.data.Pipeline", "ftrain.data.Stream", note=f"{_SHUFFLED}; {_FINAL}"

@@ -1,8 +1,8 @@
-"""Optimizers, gradients, schedules and averages."""
+"""Optimizers, gradients, schedules and averages: names of TensorFlow 1 and their counterparts."""
 
 from ftrain.migration.counterpart import Counterpart, to
 
-_SCHEDULE = "without global_step: it returns a function of the step, to be given to an optimizer as its learning rate"
+_SCHEDULE = "without global_step: it returns a function of the step; pass it to an optimizer as learning rate"
 _OPTIMIZER = "an optax transform; use_locking and name are gone"
 _SYNC_REPLICAS = (
     f"{_OPTIMIZER}; update(gradients, opt_state, params, contributions=1, local_step=step) is one arrival; "
@@ -96,7 +96,7 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.AdadeltaOptimizer": to("ftrain.optimizers.adadelta", note=_OPTIMIZER),
     "tf.train.AdamOptimizer": to(
         "ftrain.optimizers.adam",
-        note=f"{_OPTIMIZER}; row-sparse gradients are lazy unless lazy=False, which is what the reference does",
+        note=f"{_OPTIMIZER}; row-sparse gradients are lazy unless lazy=False, as in TF1",
     ),
     "tf.train.RMSPropOptimizer": to("ftrain.optimizers.rmsprop", note=_OPTIMIZER),
     "tf.train.FtrlOptimizer": to("ftrain.optimizers.ftrl", note=_OPTIMIZER),

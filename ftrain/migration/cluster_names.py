@@ -1,4 +1,4 @@
-"""Clusters: jobs and tasks, servers, and where variables are placed."""
+"""Clusters, servers and placement: names of TensorFlow 1 and their counterparts."""
 
 from ftrain.migration.counterpart import Counterpart, to
 
@@ -35,7 +35,7 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.cluster.connect", note="joins the processes; there is no server to send graphs to"
     ),
     "tf.train.Server.create_local_server": to(
-        "ftrain.cluster.create_local", note="a group of one process"
+        "ftrain.cluster.create_local", note="a process group of one"
     ),
     "tf.train.Server.target": to(
         "ftrain.cluster.connect",
@@ -51,7 +51,8 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.replica_device_setter": to(
         "ftrain.cluster.Sharding",
         "ftrain.cluster.replica_device_setter",
-        note="Sharding splits parameters over the mesh and replaces it; the other only tells where it put variables",
+        note="Sharding splits parameters over the mesh and replaces it; the other only reports where "
+        "TF1 placed variables",
     ),
     "tf.contrib.training.GreedyLoadBalancingStrategy": to(
         "ftrain.cluster.greedy_by_bytes", note="replica_device_setter(ps_strategy=greedy_by_bytes)"
