@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from ftrain.formats.examples.features import Fixed, Image, Ragged, Raw
+from ftrain.formats.examples.features import Fixed, Image, Ragged, Raw, Steps
 from ftrain.formats.examples.guessing import guess_schema, image_shape, look_of, record_kind
 from ftrain.formats.examples.messages import encode_example, encode_sequence_example
-from ftrain.formats.examples.parsing import parse_examples
-from ftrain.formats.examples.sequences import Steps, parse_sequence_examples
+from ftrain.formats.examples.parsing import parse_examples, parse_sequence_examples
 
 # As TensorBoard's first record: field 1 is a double, field 3 text.
 EVENT = b"\x09\x00\x00\x00\x00\x00\x00\xf0\x3f\x1a\rbrain.Event:2"
