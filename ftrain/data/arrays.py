@@ -25,7 +25,7 @@ class ArraySource:
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         if not isinstance(arrays, Mapping):
             raise TypeError(
-                f"an ArraySource takes a dict of arrays, {{'x': array}}, got {type(arrays).__name__}"
+                f"ArraySource takes a dict of arrays, {{'x': array}}, got {type(arrays).__name__}"
             )
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._files: Files | None = None

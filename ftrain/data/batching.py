@@ -48,20 +48,24 @@ class Consecutive:
         self.is_uniform = self.steps is None or self._total == self.steps * size or last == "drop"
 
     def sizes(self, step: int, count: int) -> list[int]:
+        """Return the sizes of `count` batches from `step` on."""
         if self.is_uniform or self._total is None:
             return [self._size] * count
         return [min(self._size, self._total - at * self._size) for at in range(step, step + count)]
 
     def indices(self, step: int, count: int) -> np.ndarray:
+        """Return the examples of `count` batches from `step` on, concatenated."""
         stop = (step + count) * self._size
         return self._ordering.indices(
             step * self._size, stop if self._total is None else min(stop, self._total)
         )
 
     def length(self, step: int) -> int | None:
+        """Return None: features are padded to the longest of the batch."""
         return None
 
     def is_whole(self, count: int) -> bool:
+        """Return True if the last batch divides by `count`, provided that a full one does."""
         return self.is_uniform or (self._total or 0) % self._size % count == 0
 
 
@@ -96,8 +100,8 @@ class Buckets:
         beyond = np.flatnonzero(np.asarray(self.lengths) > bounds[-1])
         if len(beyond) and self.longer == "raise":
             raise ValueError(
-                f"{len(beyond)} examples are longer than the last boundary, {bounds[-1]}: the first "
-                f"is example {beyond[0]} with length {self.lengths[beyond[0]]}; "
+                f"{len(beyond)} examples are longer than the last boundary, {bounds[-1]}: "
+                f"the first is example {beyond[0]} with length {self.lengths[beyond[0]]}; "
                 "add a boundary, or pass longer='drop'"
             )
 
@@ -140,15 +144,19 @@ class Bucketed:
         self.steps = None if epochs is None else self._before(epochs) + len(self._kept)
 
     def sizes(self, step: int, count: int) -> list[int]:
+        """Return the sizes of `count` batches from `step` on."""
         return [stop - start for _, start, stop in map(self._place, range(step, step + count))]
 
     def indices(self, step: int, count: int) -> np.ndarray:
+        """Return the examples of `count` batches from `step` on, concatenated."""
         return np.concatenate([self._batch(at) for at in range(step, step + count)])
 
     def length(self, step: int) -> int | None:
+        """Return the boundary of the step's bucket."""
         return self._bounds[self._place(step)[0]]
 
     def is_whole(self, count: int) -> bool:
+        """Return True if all kept batches divide by `count`, provided that full ones do."""
         return all(self._left_over(bucket) % count == 0 for bucket in self._kept)
 
     def _batch(self, step: int) -> np.ndarray:
@@ -220,7 +228,8 @@ def example_lengths(source: Source, feature: str, *, chunk: int = 1024) -> np.nd
             raise ValueError(f"no feature {feature} to measure; the features are {', '.join(rows)}")
         if np.ndim(rows[feature]) == 1 and not rows[feature].dtype.hasobject:
             raise ValueError(
-                f"feature {feature} has no length: it holds single values, such as {rows[feature][0]!r}"
+                f"feature {feature} has no length: it holds single values, "
+                f"such as {rows[feature][0]!r}"
             )
         lengths[at : at + chunk] = [len(row) for row in rows[feature]]
     return lengths

@@ -22,6 +22,7 @@ _GRACE_SECONDS = 1.0  # for a thread or a process to end by itself
 
 Work = Callable[[Any], Any]
 Result = Callable[[], Any]  # waits for the result of a request; raises what the work raised
+_serializer: Any = ForkingPickler  # of connections; its type stub lacks loads
 _Reply = tuple[Any, Exception | None, str]  # result, error, traceback of the error
 
 
@@ -38,7 +39,7 @@ class Executor(Protocol):
 
 
 class Inline:
-    """Runs the work in the calling thread, when the result is asked for."""
+    """Runs the work in the calling thread, when the result is requested."""
 
     def __init__(self, work: Work):
         self._work = work
@@ -141,7 +142,7 @@ class _Worker:
         self._name = name
         self._sent = 0
         self._received = 0
-        self._replies: dict[int, _Reply] = {}  # received, but not asked for yet
+        self._replies: dict[int, _Reply] = {}  # received, but not requested yet
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -261,7 +262,7 @@ def _reply(connection: Connection, work: Work, request: Any) -> None:
 def _sendable(error: Exception) -> Exception:
     """Return the error, or a RuntimeError with its text if it cannot be serialized."""
     try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))  # pyright: ignore[reportAttributeAccessIssue] - a wrong stub
+        _serializer.loads(_serializer.dumps(error))
     except Exception:  # noqa: BLE001 - any error means that it cannot be sent
         substitute = RuntimeError(f"{type(error).__name__}: {error}")
         for note in getattr(error, "__notes__", []):

@@ -32,8 +32,9 @@ class MapSource:
         self.source = source
         self.function = function
         self.each = each
-        if hasattr(source, "order"):
-            self.order = source.order  # pyright: ignore[reportAttributeAccessIssue] - hasattr checked it
+        order = getattr(source, "order", None)
+        if order is not None:
+            self.order = order
 
     def __len__(self) -> int:
         return len(self.source)

@@ -55,7 +55,7 @@ def pieces(
     shapes: ShapeWatch | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[Piece]]:
-    """Yield the input from step `start` on as lists of pieces of the given lengths, until `stopped`."""
+    """Yield the input from step `start` on, in lists of pieces of the given lengths."""
     watch = shapes or ShapeWatch()
     expected = isinstance(data, Pipeline) and data.has_several_shapes
     if isinstance(data, Pipeline):

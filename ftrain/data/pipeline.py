@@ -219,7 +219,7 @@ class Pipeline:
         return join_examples(made, name_of(transform))
 
     def _generators(self, step: int, count: int) -> Iterator[np.random.Generator]:
-        """Yield a generator for each example, seeded by its step and its row in the global batch."""
+        """Yield a generator per example, seeded by its step and row in the global batch."""
         for at, size in enumerate(self._batching.sizes(step, count), step):
             for row in self._share(np.arange(size)).tolist():
                 yield np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, row, at]))
@@ -236,7 +236,8 @@ class Pipeline:
             return Bucketed(buckets, *common)
         if self.batch_size > examples and not (self.epochs is not None and last == "keep"):
             raise ValueError(
-                f"batch_size {self.batch_size} is larger than the data, which has {examples} examples"
+                f"batch_size {self.batch_size} is larger than the data, "
+                f"which has {examples} examples"
             )
         return Consecutive(self.source, *common)
 

@@ -53,7 +53,8 @@ def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
     """Return `data`; raise TypeError unless it is a pipeline or an iterable of batches."""
     if isinstance(data, Mapping):
         raise TypeError(
-            f"data is a dict with {', '.join(data)}: use Pipeline(ArraySource(data), batch_size=...)"
+            f"data is a dict with {', '.join(data)}: "
+            "use Pipeline(ArraySource(data), batch_size=...)"
         )
     if not isinstance(data, (Pipeline, Iterable)):
         raise TypeError(
@@ -130,7 +131,7 @@ class Prefetcher(Generic[T]):
         raise StopIteration
 
     def is_ready(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds until `next` would not block: an item, the end or an error."""
+        """Wait up to `timeout` seconds until `next` would not block; return True if so."""
         for item in self._items:
             self._items = itertools.chain([item], self._items)
             return True

@@ -161,7 +161,8 @@ class ArrayRecordSource:
             from array_record.python.array_record_module import ArrayRecordReader
         except ImportError:
             raise ModuleNotFoundError(
-                "ArrayRecord files need the package array_record: pip install 'ftrain[array-record]'"
+                "ArrayRecord files need the package array_record: "
+                "pip install 'ftrain[array-record]'"
             ) from None
         options = "readahead_buffer_size:0,max_parallelism:0"  # for random access
         self._readers = [_open_reader(ArrayRecordReader, path, options) for path in self.paths]

@@ -114,7 +114,9 @@ def _contents(array: np.ndarray, name: str) -> str:
 
 def _quick_form(batch: Any) -> Any:
     """Return names, dtypes and shapes of a dict of arrays; None for any other tree."""
-    if type(batch) is not dict or not all([type(leaf) is np.ndarray for leaf in batch.values()]):  # noqa: C419 - faster
+    if type(batch) is not dict:
+        return None
+    if not all([type(leaf) is np.ndarray for leaf in batch.values()]):  # noqa: C419 - faster
         return None
     return tuple([(name, leaf.dtype, leaf.shape) for name, leaf in batch.items()])
 

@@ -64,7 +64,7 @@ def read_npy_header(file: IO[bytes]) -> NpyHeader:
 
 
 def check_compression(member: zipfile.ZipInfo) -> None:
-    """Raise ValueError unless a member is stored or deflated: other methods can claim any memory."""
+    """Raise ValueError unless a member is stored or deflated: others can claim any memory."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(
             f"its compression is {member.compress_type}, expected 0 (stored) or 8 (deflated)"

@@ -34,7 +34,8 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         for entry in _entries(_block(data, offset, size)):
             if last_key is not None and entry[0] <= last_key:
                 raise DamagedTableError(
-                    f"key {entry[0]!r} follows {last_key!r}, expected sorted keys without repetition"
+                    f"key {entry[0]!r} follows {last_key!r}, "
+                    "expected sorted keys without repetition"
                 )
             last_key = entry[0]
             yield entry
@@ -115,7 +116,8 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         length, at = read_varint(block, at, 32)
         if shared > len(key) or rest + length > end - at:
             raise DamagedTableError(
-                f"an entry shares {shared} bytes and has {rest} + {length}, beyond the end of its block"
+                f"an entry shares {shared} bytes and has {rest} + {length}, "
+                "beyond the end of its block"
             )
         key = key[:shared] + block[at : at + rest]
         expanded += len(key)

@@ -215,9 +215,8 @@ def object_keys(data: bytes) -> dict[str, str]:
 def _checked_shape(proto: Any) -> tuple[int, ...]:
     shape = tuple(dim.size for dim in proto.dim)
     if proto.unknown_rank or len(shape) > _MAX_RANK or any(size < 0 for size in shape):
-        raise ValueError(
-            f"its shape is {'unknown' if proto.unknown_rank else shape}, expected up to {_MAX_RANK} sizes"
-        )
+        found = "unknown" if proto.unknown_rank else shape
+        raise ValueError(f"its shape is {found}, expected up to {_MAX_RANK} sizes")
     # numpy refuses large dimensions even beside an empty one.
     if math.prod(max(size, 1) for size in shape) >= _MAX_ELEMENTS:
         raise ValueError(f"its shape is {shape}, too large for any memory")

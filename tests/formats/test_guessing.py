@@ -70,7 +70,7 @@ def test_ranges_counts_and_gaps_are_told():
     assert guess.kind == "example"
     assert list(guess.features) == ["n", "none", "x"]
     x, n = guess.features["x"], guess.features["n"]
-    assert (x.missing, x.present, x.counts, x.range, x.not_finite) == (1, 1, (3, 3), (-2.0, 1.0), 1)
+    assert (x.missing, x.present, x.counts, x.range, x.nonfinite) == (1, 1, (3, 3), (-2.0, 1.0), 1)
     assert (n.missing, n.range) == (0, (-5, 1 << 62))
     assert guess.features["none"].missing == 2
     assert guess.features["none"].entry is None

@@ -20,7 +20,7 @@ MaxRecordBytes = Annotated[
     typer.Option(
         min=1,
         metavar="BYTES",
-        help="Refuse a longer record (default 256 MiB), or line or row of a table (default 64 MiB).",
+        help="Refuse longer records (default 256 MiB) and lines or rows of tables (64 MiB).",
     ),
 ]
 

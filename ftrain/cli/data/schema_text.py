@@ -131,14 +131,14 @@ def _entry(guess: "FeatureGuess") -> str:
 
 def _looks(guess: "FeatureGuess") -> str:
     if len(guess.kinds) != 1 or guess.range is None:
-        return f"{guess.not_finite:,} non-finite" if guess.not_finite else ""
+        return f"{guess.nonfinite:,} non-finite" if guess.nonfinite else ""
     if "bytes" in guess.kinds:
         return _looks_of_bytes(guess, (int(guess.range[0]), int(guess.range[1])))
     low, high = (
         f"{value}" if "int64" in guess.kinds else show_number(value) for value in guess.range
     )
-    not_finite = f", {guess.not_finite:,} non-finite" if guess.not_finite else ""
-    return (low if low == high else f"{low} to {high}") + not_finite
+    nonfinite = f", {guess.nonfinite:,} non-finite" if guess.nonfinite else ""
+    return (low if low == high else f"{low} to {high}") + nonfinite
 
 
 def _looks_of_bytes(guess: "FeatureGuess", lengths: tuple[int, int]) -> str:

@@ -150,7 +150,7 @@ def gather(data: bytes | bytearray, starts: np.ndarray, lengths: np.ndarray) -> 
 
 
 def windows(data: bytes | bytearray, width: int) -> np.ndarray:
-    """Return a view of every `width` adjacent bytes as void items: faster to copy than byte rows."""
+    """Return a view of every `width` adjacent bytes as void items, which copy fast."""
     return np.ndarray((len(data) - width + 1,), np.dtype((np.void, width)), data, strides=(1,))
 
 

@@ -1,6 +1,6 @@
 """Feature specs: the shape and dtype of each feature, and how a column becomes arrays.
 
-spec = {"image": Raw((28, 28), "uint8"), "label": Fixed((), "int32"), "words": Padded("int64", length=40)}
+spec = {"image": Raw((28, 28), "uint8"), "label": Fixed(dtype="int32"), "words": Padded(length=40)}
 """
 
 import dataclasses
@@ -60,7 +60,8 @@ class Fixed:
 
     def arrays(self, name: str, column: Column, where: Where) -> dict[str, np.ndarray]:
         """Return the arrays of a column; SpecError if a record does not fit."""
-        dtype, size = resolve_dtype(self.dtype), math.prod(self.shape)
+        dtype = resolve_dtype(self.dtype)
+        size = math.prod(self.shape)
         wrong = column.counts != size
         missing = None
         if self.default is not None:
@@ -82,7 +83,8 @@ class Fixed:
             return MissingFeatureError(where(record), name, expected, record)
         found = f"has {column.counts[record]} value{'' if column.counts[record] == 1 else 's'}"
         return SpecError(
-            f"{where(record)}: feature {name} {found}, {expected}; Padded and Ragged take any number"
+            f"{where(record)}: feature {name} {found}, {expected}; "
+            "Padded and Ragged take any number"
         )
 
     def _filling(self) -> np.ndarray:
@@ -99,8 +101,8 @@ class Fixed:
 class Padded:
     """Any number of values, padded at the end: (n, length), or as long as the longest of the batch.
 
-    `truncate` cuts longer records instead of raising. `lengths` names an int32 array of the original
-    lengths. The pad of bytes is b"".
+    `truncate` cuts longer records instead of raising. `lengths` names an int32 array of the
+    original lengths. The pad of bytes is b"".
     """
 
     dtype: DType = "int64"
@@ -256,8 +258,8 @@ class Steps:
 
     Without `length`, that of the longest record of the batch.
 
-    `truncate` cuts longer records instead of raising. `lengths` names an int32 array of the original
-    numbers of steps. The default of `step` fills in for a step without values.
+    `truncate` cuts longer records instead of raising. `lengths` names an int32 array of the
+    original numbers of steps. The default of `step` fills in for a step without values.
     """
 
     step: Fixed

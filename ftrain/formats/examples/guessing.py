@@ -34,7 +34,7 @@ class FeatureGuess:
     missing: int = 0  # records, or steps, without
     counts: tuple[int, int] = (0, 0)  # the smallest and largest number of values
     range: tuple[float, float] | None = None  # of finite numbers; of the lengths of bytes
-    not_finite: int = 0
+    nonfinite: int = 0
     looks: set[str] = dataclasses.field(default_factory=set)  # bytes: "PNG", "JPEG", "text", "raw"
     image_shapes: set[tuple[int, int, int] | None] = dataclasses.field(default_factory=set)
     steps: tuple[int, int] | None = None  # smallest and largest number in a record
@@ -89,7 +89,7 @@ class FeatureGuess:
     def _add_numbers(self, values: np.ndarray) -> None:
         if values.dtype == np.float32:
             finite = values[np.isfinite(values)]
-            self.not_finite += len(values) - len(finite)
+            self.nonfinite += len(values) - len(finite)
             values = finite
         if len(values):
             self._widen(values.min().item(), values.max().item())

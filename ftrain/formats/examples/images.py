@@ -114,7 +114,7 @@ def _pixels(image: Any, mode: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def _quiet(data: bytes) -> Iterator[None]:
-    """Suppress warnings about animations; under a lock, because filters are global to all threads."""
+    """Suppress warnings about animations, under a lock: filters are global to all threads."""
     if b"acTL" not in data:
         yield
         return

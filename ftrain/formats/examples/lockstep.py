@@ -29,7 +29,11 @@ _REMEMBERED = 8  # layouts that are tried at a step before a record is inspected
 _MAX_STEPS = 256  # entries in a record
 _HEADER = -1  # the step before the first entry
 
-_ENTRY, _KEY, _VALUE, _ITEM = 0x0A, 0x0A, 0x12, 0x0A  # tags
+# Tags.
+_ENTRY = 0x0A
+_KEY = 0x0A
+_VALUE = 0x12
+_ITEM = 0x0A
 _KINDS = {0x0A: BYTES, 0x12: FLOAT, 0x1A: INT64}
 _LONGEST_LENGTH = 4  # bytes of a length's varint; above 256 MB protobuf parses the record
 _LONGEST_KEY = 256
@@ -50,8 +54,10 @@ class Layout:
     """A pattern from `head`, the bytes of one record, with `varints` (place, size) left open."""
 
     def __init__(self, head: bytes, varints: tuple[tuple[int, int], ...], key: bytes, kind: int):
-        self.key, self.kind = key, kind
-        self._size, self._varints = len(head), varints
+        self.key = key
+        self.kind = kind
+        self._size = len(head)
+        self._varints = varints
         self._width = -(-len(head) // _WORD) * _WORD
         self._is_narrow = all(size == 1 for _, size in varints)
         mask = bytearray(b"\xff" * len(head))
@@ -85,12 +91,13 @@ class Layout:
             fits = np.logical_and.reduce(equal, axis=0)
             if not np.count_nonzero(fits):
                 return None
-            rows, places = rows[fits], places[fits]
+            rows = rows[fits]
+            places = places[fits]
         lengths, agree = self._lengths(rows.view(np.uint8).reshape(len(rows), -1))
         return _narrow(fits, agree, places + self._size, lengths)
 
     def _lengths(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the payload length of each row, and a mask of rows whose lengths agree (None: all)."""
+        """Return the payload lengths, and a mask of rows whose lengths agree (None: all)."""
         if not self._varints:
             return np.zeros(len(table), np.int64), None
         # Single bytes are compared as uint8: below 128 their differences cannot wrap to a match.
@@ -241,11 +248,11 @@ _Finder = Callable[[bytes, int, int], Layout | None]
 
 
 class Walker:
-    """Walks through records in lock-step, and caches across calls which layouts occur at which entry.
+    """Walks through records in lock-step; caches which layouts occur at which entry.
 
     Records may differ: at each step those with the same layout advance together. Records that are
-    not canonical are left to protobuf: fields out of order, unknown fields, unpacked lists, repeated
-    keys.
+    not canonical are left to protobuf: fields out of order, unknown fields, unpacked lists,
+    repeated keys.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -347,7 +354,8 @@ class _Walk:
         if np.count_nonzero(inside) < len(inside):
             matched = np.arange(len(ends)) if matched is None else matched
             self._drop(matched[~inside])
-            matched, stops = matched[inside], stops[inside]
+            matched = matched[inside]
+            stops = stops[inside]
             match = Match(None, match.starts[inside], match.lengths[inside])
         places = match.starts if is_header else stops
         if matched is None:

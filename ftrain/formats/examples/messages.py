@@ -167,12 +167,15 @@ def _fill(feature: Any, value: Any, what: str) -> None:
     if kind == "":
         array, kind = _convert_objects(array, what)
     if kind == "bytes":
-        values, message = array.tolist(), feature.bytes_list
+        message = feature.bytes_list
+        values = array.tolist()
     elif kind == "integer":
-        values, message = _checked_integers(array, what), feature.int64_list
+        message = feature.int64_list
+        values = _checked_integers(array, what)
     else:
+        message = feature.float_list
         with np.errstate(over="ignore"):
-            values, message = array.astype(np.float32).ravel().tolist(), feature.float_list
+            values = array.astype(np.float32).ravel().tolist()
     message.value.extend(values)
     message.SetInParent()
 
@@ -189,7 +192,7 @@ def _as_array(value: Any, what: str) -> np.ndarray:
 
 
 def number_kind(dtype: np.dtype) -> str:
-    """\"float\", \"integer\", or \"\" for what is neither; the small dtypes of ml_dtypes are told by their limits."""
+    """Return the kind of a dtype, float or integer, also of ml_dtypes; else the empty string."""
     if dtype.kind in "fiu":
         return "float" if dtype.kind == "f" else "integer"
     if dtype.kind == "V" and dtype.type.__module__ == ml_dtypes.bfloat16.__module__:
@@ -217,7 +220,8 @@ def _convert_objects(array: np.ndarray, what: str) -> tuple[np.ndarray, str]:
     if len(found) > 1 or "" in found:
         names = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(
-            f"{what} has values of type {names}, expected one flat list of floats, integers or bytes"
+            f"{what} has values of type {names}, "
+            "expected one flat list of floats, integers or bytes"
         )
     try:
         return np.array(values, float if found == {"float"} else object), found.pop()
@@ -241,7 +245,8 @@ def _checked_integers(array: np.ndarray, what: str) -> list[int]:
     for value in (min(values, default=0), max(values, default=0)):
         if not _INT64.min <= value <= _INT64.max:
             raise ValueError(
-                f"{what} has the value {value}, expected {_INT64.min} to {_INT64.max}: integers are int64"
+                f"{what} has the value {value}, "
+                f"expected {_INT64.min} to {_INT64.max}: integers are int64"
             )
     return values
 

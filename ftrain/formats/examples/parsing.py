@@ -1,7 +1,7 @@
 """Parsing: batches of Examples and SequenceExamples as arrays, by a spec of their features.
 
 spec = {"x": Fixed((64,), "float32"), "label": Fixed((), "int64"), "name": Fixed((), "bytes")}
-arrays = parse_examples(list(read_records("train.tfrecord")), spec)  # {"x": (n, 64), "label": (n,), ...}
+arrays = parse_examples(list(read_records("train.tfrecord")), spec)  # {"x": (n, 64), ...}
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -163,10 +163,10 @@ def parse_sequence_examples(
     steps = {"frames": Steps(Fixed((80,), "float32"), length=100, lengths="frame_count")}
     context, sequences = parse_sequence_examples(records, {"id": Fixed((), "int64")}, steps)
 
-    A missing list has no steps. Steps gives a padded array. Fixed is short for Steps of it, with its
-    default as the pad and the numbers of steps as "NAME_length". Ragged gives an object array of n
-    lists, with an array for each step. `where(i)` names record i in errors. SpecError if a record
-    does not match the specs.
+    A missing list has no steps. Steps gives a padded array. Fixed is short for Steps of it, with
+    its default as the pad and the numbers of steps as "NAME_length". Ragged gives an object array
+    of n lists, with an array for each step. `where(i)` names record i in errors. SpecError if a
+    record does not match the specs.
     """
     where = where or name_record
     lists = {name: _as_steps(name, entry) for name, entry in sequence_spec.items()}

@@ -49,7 +49,7 @@ class ByteStream:
         self._failure = ""
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` bytes, none at the end; StreamError if they cannot be uncompressed."""
+        """Return at most `size` bytes, none at the end; StreamError if they are damaged."""
         if self._failure:
             raise StreamError(self._failure)
         if self._ended:

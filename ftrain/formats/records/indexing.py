@@ -92,8 +92,9 @@ def _refuse_compressed(path: Path) -> None:
     if compression := detect_compression(path):
         command = shlex.join(["ftrain", "data", "convert", str(path), str(_plain_name(path))])
         raise ValueError(
-            f"{path}: is compressed ({compression}), and random access needs a plain file; make one "
-            f"with `{command}` and remove this one, or pass cache=DIRECTORY to unpack it there"
+            f"{path}: is compressed ({compression}), and random access needs a plain file; "
+            f"make one with `{command}` and remove this one, "
+            "or pass cache=DIRECTORY to unpack it there"
         )
 
 

@@ -73,7 +73,7 @@ def _below(directory: str) -> list[str]:
 
 
 def _visible(directory: str, pattern: str = "") -> list[str]:
-    """Return the names that a wildcard matches: hidden ones only if the pattern starts with a dot."""
+    """Return the names for a wildcard: hidden ones only if the pattern starts with a dot."""
     return [
         name
         for name in list_names(Path(directory or "."))

@@ -55,14 +55,14 @@ def read_records(
 ) -> Iterator[bytes]:
     """Yield every record of a file with verified checksums; raise DamagedRecordError on damage.
 
-    `on_damage="skip"` resumes at the next whole record and appends the damage to `damages`, or warns
-    at the end without such a list. A damaged region counts as one record in later numbers, because
-    it is unknown how many it held. `verify=False` skips the checksums of the data; those of the
-    lengths are always verified.
+    `on_damage="skip"` resumes at the next whole record and appends the damage to `damages`, or
+    warns at the end without such a list. A damaged region counts as one record in later numbers,
+    because it is unknown how many it held. `verify=False` skips the checksums of the data; those of
+    the lengths are always verified.
 
-    A record above `max_record_bytes` (256 MiB by default) counts as damaged and is not read: a small
-    compressed file can claim a huge one. Reading takes memory for about two records, and time linear
-    in the bytes of the file, whatever it contains.
+    A record above `max_record_bytes` (256 MiB by default) counts as damaged and is not read: a
+    small compressed file can claim a huge one. Reading takes memory for about two records, and time
+    linear in the bytes of the file, whatever it contains.
     """
     check_compression(compression)
     check_on_damage(on_damage)
@@ -83,7 +83,7 @@ def check_on_damage(on_damage: object) -> None:
 
 
 class RecordScan:
-    """Iterates over (offset, data) of a stream; calls `report` with each damage, which may raise."""
+    """Iterates over (offset, data) of a stream; `report` gets each damage, and may raise."""
 
     def __init__(
         self,
@@ -126,7 +126,8 @@ class RecordScan:
                 if frame is None:
                     return
                 place, length = frame
-                data, start = self._window.data, self._window.start
+                data = self._window.data
+                start = self._window.start
                 at = place - start
                 end = at + length + 16
             record = b""
@@ -145,7 +146,8 @@ class RecordScan:
                 place = self._beyond(start + at, end - at)
                 if place is None:
                     return
-                data, start = self._window.data, self._window.start
+                data = self._window.data
+                start = self._window.start
                 at = place - start
             else:
                 delivered += 1
@@ -163,7 +165,7 @@ class RecordScan:
         return length
 
     def _next_frame(self, at: int, delivered: int) -> tuple[int, int] | None:
-        """Return the place and the length of the first whole frame from `at` on; None at the end."""
+        """Return place and length of the first whole frame from `at` on; None at the end."""
         window = self._window
         place: int | None = at
         while place is not None:
@@ -189,7 +191,7 @@ class RecordScan:
         return None
 
     def _beyond(self, at: int, size: int) -> int | None:
-        """Return where to resume after a frame with damaged data at `at`; None if nothing is left."""
+        """Return where to resume after the damaged frame at `at`; None if nothing is left."""
         window = self._window
         end = at + size
         if window.hold(at, size + HEADER.size):

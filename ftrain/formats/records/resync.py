@@ -38,7 +38,7 @@ class Window:
         return self.start + len(self.data)
 
     def hold(self, place: int, size: int) -> bool:
-        """Read up to `place + size`, dropping earlier bytes; return False if the stream is shorter."""
+        """Read up to `place + size`, dropping earlier bytes; False if the stream is shorter."""
         missing = place + size - self.end
         if missing <= 0:
             return True
@@ -110,7 +110,7 @@ class Window:
 
 
 class RecordSearch:
-    """Finds whole records in a window; caches the headers it found, so no place is checked twice."""
+    """Finds whole records in a window; caches headers, so no place is checked twice."""
 
     def __init__(self, window: Window, max_record_bytes: int):
         self._window = window

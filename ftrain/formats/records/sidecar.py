@@ -164,7 +164,8 @@ def _damage(path: Path, number: int, offset: int, reason: str) -> DamagedRecordE
 
 def _is_sound(frames: Frames, size: int) -> bool:
     """Return True if the records lie in the file in order, without gaps unless it is damaged."""
-    offsets, lengths = frames.offsets, frames.lengths
+    offsets = frames.offsets
+    lengths = frames.lengths
     # Each alone first, so that no sum overflows.
     if ((offsets < 0) | (offsets > size) | (lengths < 0) | (lengths > size)).any():
         return False

@@ -146,7 +146,8 @@ class RecordWriter:
         self._bytes += len(frame)
 
     def _begin_shard(self) -> None:
-        self._file: BinaryIO = open(self._names.unfinished(self._shards), "wb")  # noqa: SIM115 - _end_shard closes it
+        path = self._names.unfinished(self._shards)
+        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - _end_shard closes it
         self._output = (
             self._file if self._compression is None else DeflatedFile(self._file, self._compression)
         )
@@ -172,6 +173,7 @@ class _Names:
         self._stem = path.name.removesuffix(self._suffix)
 
     def unfinished(self, shard: int) -> Path:
+        """Return the name of an incomplete file."""
         part = f"-{shard:05d}" if self._sharded else ""
         return self._path.with_name(f"{self._stem}{part}{self._suffix}{WRITING}")
 
@@ -184,6 +186,7 @@ class _Names:
                 _release(lock)
 
     def check_free(self, overwrite: bool) -> None:
+        """Raise if the target is a directory, or exists without `overwrite`."""
         if not self._sharded and self._path.is_dir():
             raise IsADirectoryError(f"{self._path}: is a directory; give the name of a file in it")
         if not overwrite and (earlier := self._earlier()):
@@ -193,6 +196,7 @@ class _Names:
             )
 
     def publish(self, shards: int) -> list[Path]:
+        """Rename the complete files and remove those of earlier writes; return the names."""
         earlier = self._earlier()
         names = [self._final(shard, shards) for shard in range(shards)]
         # Shards of two writes must never lie side by side, so the earlier ones are removed first:

@@ -52,7 +52,7 @@ def read_jsonl(
 
 
 def write_jsonl(path: Path, single: set[str], rows: Iterator[Row]) -> int:
-    """Write rows of decoded Examples, features in `single` without brackets; return their number."""
+    """Write rows of decoded Examples, `single` features without brackets; return their number."""
     count = 0
     with open(path, "x", encoding="utf-8", newline="\n") as file:
         for _, features in rows:

@@ -65,8 +65,7 @@ def write_npz(path: Path, rows: Iterator[Row]) -> int:
             columns = {name: [] for name in features}
         for name in columns.keys() | features.keys():
             values = features.get(name)
-            _check(values, columns.get(name), name, where)
-            columns[name].append(values)  # pyright: ignore[reportArgumentType] - None is refused by _check
+            columns[name].append(_checked(values, columns.get(name), name, where))
         count += 1
     with zipfile.ZipFile(path, "x", allowZip64=True) as archive:
         for name in sorted(columns):
@@ -96,7 +95,8 @@ class _Column:
         kinds = {"f": "float", "i": "int64", "u": "int64", "b": "int64", "S": "bytes", "U": "bytes"}
         if self.dtype.kind not in kinds:
             raise TableError(
-                f"{self._where} is of dtype {self.dtype}, expected numbers, bytes ('S') or text ('U')"
+                f"{self._where} is of dtype {self.dtype}, "
+                "expected numbers, bytes ('S') or text ('U')"
             )
         if not shape:
             raise TableError(
@@ -201,10 +201,10 @@ def _encode(table: np.ndarray) -> np.ndarray:
     return np.char.encode(table, "utf-8") if table.dtype.kind == "U" else table
 
 
-def _check(
+def _checked(
     values: np.ndarray | None, earlier: list[np.ndarray] | None, name: str, where: str
-) -> None:
-    """Raise unless the values of a feature can be stacked with those of earlier records."""
+) -> np.ndarray:
+    """Return the values of a feature if they can be stacked with those of earlier records."""
     if values is None or earlier is None:
         problem = "is missing here or in earlier records"
     elif earlier and len(values) != len(earlier[0]):
@@ -214,7 +214,7 @@ def _check(
     elif values.dtype == object and any(value.endswith(b"\0") for value in values):
         problem = "ends with a zero byte, which numpy would drop"
     else:
-        return
+        return values
     raise TableError(f"{where}: feature {name} {problem}; write .jsonl instead")
 
 
