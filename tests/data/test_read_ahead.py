@@ -85,7 +85,7 @@ def test_an_error_arrives_with_the_source_and_the_example(options):
         list(batches)
     assert caught.value.__notes__ == [
         "raised by fail, given ArraySource(n): example 17",
-        "while the input of step 3 was read from ArraySource(n)",
+        "while reading the input of step 3 from ArraySource(n)",
     ]
     batches.close()
 
@@ -143,7 +143,7 @@ def test_a_source_that_stops_ends_the_data():
 def test_a_worker_that_dies_is_told(pipeline):
     batches = feed(make(pipeline, transform=slow_transforms.die, workers=1))
     with pytest.raises(
-        RuntimeError, match=r"that read from ArraySource\(x, y\) is gone \(exit code 1\)"
+        RuntimeError, match=r"that read from ArraySource\(x, y\) died \(exit code 1\)"
     ):
         next(batches)
     batches.close()

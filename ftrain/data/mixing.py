@@ -1,20 +1,19 @@
-"""Combining: several sources read as one, one behind the other or mixed by weights."""
+"""Mixing: several sources read as one, concatenated or mixed by weights."""
 
 import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from ftrain.data.order import order_of
-from ftrain.data.permutation import permute
-from ftrain.data.source import Batch, Source, describe, settle, where
+from ftrain.data.order import check_has_no_order, order_of, permute
+from ftrain.data.source import Batch, Source, describe, stack_objects, where
 from ftrain.formats.examples.columns import as_objects
 
-_PERIOD = 10_000  # draws after which a mixture has its weights exactly, as far as they are multiples of 1 / _PERIOD
+_PERIOD = 10_000  # draws after which the shares of a mixture are exact, to 1 / _PERIOD
 
 
 class ConcatSource:
-    """Sources one behind the other; all give features of the same names and dtypes."""
+    """Sources one after the other; all must have features of the same names and dtypes."""
 
     def __init__(self, sources: Sequence[Source]):
         self.sources = list(sources)
@@ -32,10 +31,12 @@ class ConcatSource:
         return f"{type(self).__name__}({', '.join(map(describe, self.sources))})"
 
     def where(self, index: int) -> str:
+        """Return the name of an example for messages."""
         part = int(np.searchsorted(self._starts, index, "right")) - 1
         return where(self.sources[part], index - int(self._starts[part]))
 
     def read(self, indices: np.ndarray) -> Batch:
+        """Return the examples at `indices`, one read per source."""
         indices = np.asarray(indices)
         parts = np.searchsorted(self._starts, indices, "right") - 1
         chosen = np.unique(parts).tolist()
@@ -44,41 +45,41 @@ class ConcatSource:
             self.sources[part].read(indices[inside] - self._starts[part])
             for part, inside in zip(chosen, rows, strict=True)
         ]
-        if not batches:  # no index, so no part knows of any
+        if not batches:  # no indices: any source returns the empty batch
             return self.sources[0].read(indices)
         if len(batches) == 1:
             return batches[0]
         self._check_alike(chosen, batches)
-        back = np.argsort(
-            np.concatenate(rows)
-        )  # from the order of the parts to that of the indices
+        # From the order of the parts back to that of the indices.
+        back = np.argsort(np.concatenate(rows))
         return {name: _join([batch[name] for batch in batches])[back] for name in batches[0]}
 
     def _check_parts(self) -> None:
         for source in self.sources:
-            check_plain(source, "ConcatSource")
+            check_has_no_order(source, "ConcatSource")
 
     def _check_alike(self, chosen: list[int], batches: list[Batch]) -> None:
         first = batches[0] if batches else {}
         for part, other in zip(chosen[1:], batches[1:], strict=True):
             for name in first.keys() | other.keys():
-                found, wanted = _form(other, name), _form(first, name)
-                dtypes = {
-                    form.partition("[")[0] for form in (found, wanted)
-                }  # shapes may differ, to be padded
+                found = _form(other, name)
+                expected = _form(first, name)
+                # Shapes may differ: padding comes later.
+                dtypes = {form.partition("[")[0] for form in (found, expected)}
                 if len(dtypes) > 1 and ("nothing" in dtypes or "objects" not in dtypes):
                     raise ValueError(
-                        f"{describe(self.sources[part])} has {name} as {found}, "
-                        f"but {describe(self.sources[chosen[0]])} has it as {wanted}; make them alike with a MapSource"
+                        f"{describe(self.sources[part])} has {name} as {found}, but "
+                        f"{describe(self.sources[chosen[0]])} has it as {expected}; "
+                        "convert one of them with a MapSource"
                     )
 
 
 class MixSource(ConcatSource):
-    """Sources mixed by weights; each goes through epochs of its own, as often as its weight asks for.
+    """Sources mixed by weights; each runs through its own epochs as fast as its weight asks for.
 
-    Of every 10,000 draws each source has its share, rounded to whole draws (and at least one); the seed chooses which
-    draws those are, also if the sources themselves are not shuffled. An epoch of the mixture is as many draws as there
-    are examples in all sources together.
+    Of every 10,000 draws each source gets its share, rounded to whole draws, at least one. The seed
+    chooses which draws those are, even if the sources themselves are not shuffled. An epoch of the
+    mixture has as many draws as all sources have examples.
     """
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
@@ -92,14 +93,16 @@ class MixSource(ConcatSource):
         self.quotas = _quotas(np.asarray(weights, float))
 
     def order(self, positions: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
+        """Return the index of the example at each position of the endless stream."""
         periods, draws = np.divmod(positions, _PERIOD)
-        parts, own = np.empty_like(draws), np.empty_like(draws)
+        parts = np.empty_like(draws)
+        own = np.empty_like(draws)  # positions in the streams of the parts
         for period in np.unique(periods).tolist():
             inside = periods == period
             chosen, ranks = _draw_period(tuple(self.quotas.tolist()), (seed, period, _PERIOD))
             parts[inside] = chosen[draws[inside]]
             own[inside] = ranks[draws[inside]]
-        own += periods * self.quotas[parts]  # what its parts were asked for in the periods before
+        own += periods * self.quotas[parts]  # draws of the part in earlier periods
         indices = np.empty_like(own)
         for part in np.unique(parts).tolist():
             inside = parts == part
@@ -117,7 +120,7 @@ class MixSource(ConcatSource):
 
 @functools.lru_cache(maxsize=8)
 def _draw_period(quotas: tuple[int, ...], key: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Which part each draw of a period goes to, and how many draws before it in the period went there."""
+    """Return the part of each draw of a period, and how many earlier draws of it had that part."""
     parts = np.repeat(np.arange(len(quotas)), quotas)[permute(np.arange(_PERIOD), _PERIOD, key)]
     by_part = np.argsort(parts, kind="stable")
     ranks = np.empty_like(parts)
@@ -125,23 +128,14 @@ def _draw_period(quotas: tuple[int, ...], key: tuple[int, ...]) -> tuple[np.ndar
     return parts, ranks
 
 
-def check_plain(source: Source, user: str) -> None:
-    """Whoever chooses among examples by index would lose the order that a mixture gives them."""
-    if hasattr(source, "order"):
-        raise TypeError(
-            f"a {user} cannot be made of {describe(source)}, whose weights would be lost: make it of each part, and "
-            "mix those"
-        )
-
-
 def _quotas(weights: np.ndarray) -> np.ndarray:
-    """Draws of each source in a period: the largest remainders are rounded up."""
+    """Return the draws of each source in a period; the largest remainders are rounded up."""
     exact = weights / weights.sum() * _PERIOD
     quotas = np.maximum(np.floor(exact), 1).astype(np.int64)
-    while quotas.sum() != _PERIOD:
-        short = quotas.sum() < _PERIOD
-        lacking = np.where(quotas > 1, exact - quotas, np.inf) if not short else exact - quotas
-        quotas[np.argmax(lacking) if short else np.argmin(lacking)] += 1 if short else -1
+    while quotas.sum() < _PERIOD:
+        quotas[np.argmax(exact - quotas)] += 1
+    while quotas.sum() > _PERIOD:
+        quotas[np.argmin(np.where(quotas > 1, exact - quotas, np.inf))] -= 1
     return quotas
 
 
@@ -153,9 +147,7 @@ def _form(batch: Batch, name: str) -> str:
 
 
 def _join(arrays: list[np.ndarray]) -> np.ndarray:
-    if (
-        any(array.dtype.hasobject for array in arrays)
-        or len({array.shape[1:] for array in arrays}) > 1
-    ):
-        return settle(as_objects([value for array in arrays for value in array]))
+    has_objects = any(array.dtype.hasobject for array in arrays)
+    if has_objects or len({array.shape[1:] for array in arrays}) > 1:
+        return stack_objects(as_objects([value for array in arrays for value in array]))
     return np.concatenate(arrays)

@@ -1,4 +1,4 @@
-"""What is guessed of records, as tables and as a spec to paste, and records with their values shortened."""
+"""A guessed schema as tables and as a spec to paste, and records with shortened values."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
     from ftrain.formats.examples.guessing import FeatureGuess, SchemaGuess
 
-_VALUES, _TEXT, _RAW = 6, 60, 16  # values, characters and bytes that are shown
+_MAX_VALUES = 6  # shown of a feature
+_MAX_TEXT = 60  # characters
+_MAX_RAW = 16  # bytes
 
 
 def print_guess(guess: "SchemaGuess") -> None:
-    """Tables of the features, and the lines of a spec."""
+    """Print tables of the features, and the lines of a spec."""
     if guess.kind == "other":
-        typer.echo(f"\nthe records are no Examples (of the first {guess.records:,} none is)")
+        typer.echo(f"\nthe records are not Examples (none of the first {guess.records:,} is)")
         return
-    others = f"; {guess.others:,} of them are no Examples" if guess.others else ""
+    others = f"; {guess.others:,} of them are not Examples" if guess.others else ""
     what = "context" if guess.kind == "sequence" else "features"
     _print_features(f"{what}, from {guess.records:,} records{others}", guess.features)
     if guess.lists:
@@ -30,7 +32,7 @@ def print_guess(guess: "SchemaGuess") -> None:
 
 
 def print_record(title: str, record: bytes, guess: "SchemaGuess") -> None:
-    """One record: its features, or its first bytes if it is no Example."""
+    """Print one record: its features, or its first bytes if it is not an Example."""
     from ftrain.formats.examples.guessing import record_kind
     from ftrain.formats.examples.messages import decode_sequence_example
 
@@ -49,7 +51,7 @@ def print_record(title: str, record: bytes, guess: "SchemaGuess") -> None:
 
 
 def spec_lines(guess: "SchemaGuess") -> list[str]:
-    """Python that makes the spec, and that of feature lists."""
+    """Return Python code of the spec, and of that of feature lists."""
     named = {"spec": guess.features} | ({"sequence": guess.lists} if guess.lists else {})
     entries = [*guess.spec.values(), *guess.sequence_spec.values()]
     steps = [entry.step for entry in entries if hasattr(entry, "step")]
@@ -65,7 +67,7 @@ def spec_lines(guess: "SchemaGuess") -> list[str]:
 
 
 def format_entry(entry: Any) -> str:
-    """An entry of a spec as one would write it."""
+    """Return an entry of a spec as Python code."""
     parts = []
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)
@@ -82,12 +84,13 @@ def format_entry(entry: Any) -> str:
 
 def _spec_line(name: str, guess: "FeatureGuess") -> str:
     if guess.entry is None:
-        return f"# {_quoted(name)}: {f'its values are {_kind(guess)}' if guess.kinds else 'it has no values'}"
+        why = f"its values are {_kind(guess)}" if guess.kinds else "it has no values"
+        return f"# {_quoted(name)}: {why}"
     return f"{_quoted(name)}: {format_entry(guess.entry)},"
 
 
 def _quoted(text: str) -> str:
-    """Text as Python has it, in double quotes where that needs no other change."""
+    """Return text as a Python literal, in double quotes where that needs no other change."""
     return f'"{text}"' if repr(text) == f"'{text}'" and '"' not in text else repr(text)
 
 
@@ -128,14 +131,14 @@ def _entry(guess: "FeatureGuess") -> str:
 
 def _looks(guess: "FeatureGuess") -> str:
     if len(guess.kinds) != 1 or guess.range is None:
-        return f"{guess.not_finite:,} not finite" if guess.not_finite else ""
+        return f"{guess.nonfinite:,} non-finite" if guess.nonfinite else ""
     if "bytes" in guess.kinds:
         return _looks_of_bytes(guess, (int(guess.range[0]), int(guess.range[1])))
     low, high = (
         f"{value}" if "int64" in guess.kinds else show_number(value) for value in guess.range
     )
-    not_finite = f", {guess.not_finite:,} not finite" if guess.not_finite else ""
-    return (low if low == high else f"{low} to {high}") + not_finite
+    nonfinite = f", {guess.nonfinite:,} non-finite" if guess.nonfinite else ""
+    return (low if low == high else f"{low} to {high}") + nonfinite
 
 
 def _looks_of_bytes(guess: "FeatureGuess", lengths: tuple[int, int]) -> str:
@@ -156,13 +159,13 @@ def _span(ends: tuple[int, int]) -> str:
 
 
 def _shorten(values: "np.ndarray | None") -> str:
-    """The first of some values, and how many they are if that is not all."""
+    """Return the first values, and their number if there are more."""
     if values is None:
         return "no values"
-    shown = [_shorten_value(value) for value in values[:_VALUES]]
+    shown = [_shorten_value(value) for value in values[:_MAX_VALUES]]
     if len(values) == 1:
         return shown[0]
-    more = f", ... {len(values):,} values" if len(values) > _VALUES else ""
+    more = f", ... {len(values):,} values" if len(values) > _MAX_VALUES else ""
     return f"[{', '.join(shown)}{more}]"
 
 
@@ -173,20 +176,22 @@ def _shorten_value(value: Any) -> str:
 
 
 def _shorten_bytes(value: bytes) -> str:
-    from ftrain.formats.examples.guessing import image_shape, look_of
+    from ftrain.formats.examples.guessing import look_of
+    from ftrain.formats.examples.images import image_shape
 
     look = look_of(value)
     if look in ("PNG", "JPEG"):
         shape = image_shape(value)
-        return f"{look}{f' {shape[0]} x {shape[1]} x {shape[2]}' if shape else ''}, {show_bytes(len(value))}"
+        sides = f" {shape[0]} x {shape[1]} x {shape[2]}" if shape else ""
+        return f"{look}{sides}, {show_bytes(len(value))}"
     if look == "raw":
-        more = f" ... {len(value):,} bytes" if len(value) > _RAW else ""
-        return f"{value[:_RAW].hex(' ')}{more}"
+        more = f" ... {len(value):,} bytes" if len(value) > _MAX_RAW else ""
+        return f"{value[:_MAX_RAW].hex(' ')}{more}"
     text = value.decode()
     return (
         _quoted(text)
-        if len(text) <= _TEXT
-        else f"{_quoted(text[:_TEXT])} ... {len(text):,} characters"
+        if len(text) <= _MAX_TEXT
+        else f"{_quoted(text[:_MAX_TEXT])} ... {len(text):,} characters"
     )
 
 

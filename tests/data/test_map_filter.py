@@ -26,7 +26,7 @@ def test_numbers_of_several_dtypes_would_depend_on_the_company():
         numbers(), lambda example: {"v": int(example["n"]) if example["n"] < 8 else 0.5}, each=True
     )
     assert source.read(np.arange(8))["v"].dtype == np.int64
-    with pytest.raises(ValueError, match="gave v as float64 and as int64; make it one of them"):
+    with pytest.raises(ValueError, match="returned v as float64 and as int64; use one dtype"):
         source.read(np.arange(16))
 
 
@@ -43,24 +43,22 @@ def test_a_source_of_ones_own_is_checked():
 
     assert Pipeline(Careless({"x": [1, 2]}), batch_size=2).batch(0)["x"].tolist() == [1, 2]
     with pytest.raises(
-        ValueError, match=r"Careless gave x with the shape \(3,\), wanted 2 along the first axis"
+        ValueError, match=r"Careless returned x with shape \(3,\), expected 2 along the first axis"
     ):
         Pipeline(Careless({"x": np.ones(3)}), batch_size=2).batch(0)
-    with pytest.raises(
-        TypeError, match="Careless should answer with a dict of arrays, got ndarray"
-    ):
+    with pytest.raises(TypeError, match="Careless must return a dict of arrays, got ndarray"):
         Pipeline(Careless(np.ones(2)), batch_size=2).batch(0)
     with pytest.raises(
-        TypeError, match=r"a source has a length and read\(indices\), dict has not; use ArraySource"
+        TypeError, match=r"a source needs a length and read\(indices\), got dict; use ArraySource"
     ):
         Pipeline({"x": np.ones(3)}, batch_size=1)
 
 
 def test_what_a_function_answers_is_checked():
-    with pytest.raises(TypeError, match="should answer with a dict of arrays, got list"):
+    with pytest.raises(TypeError, match="must return a dict of arrays, got list"):
         MapSource(numbers(), lambda batch: [1]).read(np.array([0]))
     with pytest.raises(
-        ValueError, match=r"gave n with the shape \(1,\), wanted 2 along the first axis"
+        ValueError, match=r"returned n with shape \(1,\), expected 2 along the first axis"
     ):
         MapSource(numbers(), lambda batch: {"n": batch["n"][:1]}).read(np.array([0, 1]))
 
@@ -79,7 +77,7 @@ def test_an_error_tells_the_function_the_source_and_the_example():
         pipeline.batch(0)
     assert caught.value.__notes__ == [
         "raised by fail_at_seven, given ArraySource(n, x): example 7",
-        "while the input of step 1 was read from MapSource(ArraySource(n, x), fail_at_seven)",
+        "while reading the input of step 1 from MapSource(ArraySource(n, x), fail_at_seven)",
     ]
 
 
@@ -106,7 +104,7 @@ def test_filtered_pipelines_are_functions_of_seed_and_step():
 
 
 def test_what_is_no_answer_to_keep_or_not_is_refused():
-    with pytest.raises(ValueError, match=r"should answer with 100 truths, got int64\[100\]"):
+    with pytest.raises(ValueError, match=r"must return 100 booleans, got int64\[100\]"):
         len(FilterSource(numbers(), lambda batch: batch["n"]))
     with pytest.raises(ValueError, match="has no examples"):
         Pipeline(FilterSource(numbers(), lambda batch: batch["n"] < 0), batch_size=1)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.data import Pipeline, RangeSource
-from ftrain.data.permutation import permute
+from ftrain.data.order import permute
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -80,11 +80,13 @@ def test_a_mixture_may_be_mapped_and_mixed_again_but_not_chosen_from():
     nested = drawn(Pipeline(MixSource([inner, part(2000, 1000)], [4, 1]), batch_size=500), 100)
     assert np.bincount(nested // 1000).tolist() == [20_000, 20_000, 10_000]
     with pytest.raises(
-        TypeError, match="weights would be lost: make it of each part, and mix those"
+        TypeError,
+        match="would lose the weights of the mixture: apply it to each part, then mix those",
     ):
         FilterSource(inner, lambda batch: batch["n"] > 3)
     with pytest.raises(
-        TypeError, match="weights would be lost: make it of each part, and mix those"
+        TypeError,
+        match="would lose the weights of the mixture: apply it to each part, then mix those",
     ):
         ConcatSource([inner, part(0, 3)])
 
