@@ -31,8 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftrain.launching.contract import environment
-from ftrain.launching.ports import free_addresses
+from ftrain.launching.child_environment import child_variables, free_addresses
 
 HERE = Path(__file__).parent
 PROCESSES, DEVICES = 2, 4
@@ -103,7 +102,7 @@ def run_together(arguments: Sequence[str], count: int) -> dict[str, Any]:
     """The result of several processes that make up one job on this machine."""
     addresses = free_addresses(count)
     places = [
-        environment(index, addresses, hang_timeout=LIMIT, attempt=0, inject=None, gpus=None)
+        child_variables(index, addresses, hang_timeout=LIMIT, attempt=0, inject=None, gpus=None)
         for index in range(count)
     ]
     return result_of(run_all(arguments, places))

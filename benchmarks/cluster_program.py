@@ -27,7 +27,7 @@ from loop import make_arrays, mlp
 
 import ftrain
 from ftrain.cluster import (
-    Company,
+    ProcessGroup,
     Sharding,
     batch_shard,
     connect,
@@ -99,7 +99,7 @@ class FtrainLoop:
         job: Job,
         mesh: jax.sharding.Mesh,
         pipeline: ftrain.data.Pipeline,
-        company: Company,
+        group: ProcessGroup,
         directory: Path,
         save_at: int,
         fuse: Fuse,
@@ -123,7 +123,7 @@ class FtrainLoop:
             ],
             mesh=mesh,
             fuse=fuse,
-            company=company,
+            group=group,
         )
 
     def run(self, steps: int) -> None:
@@ -134,7 +134,7 @@ class FtrainLoop:
 
 
 def measure_speed(
-    company: Company, job: Job, rounds: int, fuse: Fuse, directory: Path
+    group: ProcessGroup, job: Job, rounds: int, fuse: Fuse, directory: Path
 ) -> dict[str, Any]:
     """Seconds of every round of both loops, which take turns, and those that this process was computing in them."""
     mesh = make_mesh()
@@ -147,7 +147,7 @@ def measure_speed(
         job.steps * (WARM_UP + rounds // 2) + job.steps // 2
     )  # in the middle of the run, and of a round
     bare = BareLoop(job, mesh, pipeline)
-    ours = FtrainLoop(job, mesh, pipeline, company, directory, save_at, fuse)
+    ours = FtrainLoop(job, mesh, pipeline, group, directory, save_at, fuse)
     loops: dict[str, Callable[[int], None]] = {"bare": bare.run, "ftrain": ours.run}
     seconds: dict[str, list[float]] = {name: [] for name in loops}
     computing, saving = dict.fromkeys(loops, 0.0), 0.0
@@ -156,7 +156,7 @@ def measure_speed(
             run(WARM_UP * job.steps)
         for number in range(rounds):
             for name in loops if number % 2 else reversed(loops):
-                company.barrier(f"round {number} of {name}")
+                group.barrier(f"round {number} of {name}")
                 started, computed = time.perf_counter(), time.process_time()
                 loops[name](job.steps)
                 seconds[name].append(time.perf_counter() - started)
@@ -225,7 +225,7 @@ def weigh(state: ftrain.TrainState) -> dict[str, Any]:
     }
 
 
-def join() -> Company:
+def join() -> ProcessGroup:
     member = membership()
     return create_local() if member is None else connect(member.spec, member.job, member.index)
 
@@ -244,14 +244,14 @@ def main() -> None:
         "--directory", type=Path, help="where all processes find the run; a new one if not given"
     )
     arguments = parser.parse_args()
-    with join() as company, tempfile.TemporaryDirectory() as alone:
+    with join() as group, tempfile.TemporaryDirectory() as alone:
         if arguments.what == "memory":
             result = measure_memory()
         else:
             directory = arguments.directory or Path(alone)
             fuse = cast("Fuse", arguments.fuse)
-            result = measure_speed(company, JOBS[arguments.job], arguments.rounds, fuse, directory)
-        if company.is_chief:
+            result = measure_speed(group, JOBS[arguments.job], arguments.rounds, fuse, directory)
+        if group.is_chief:
             print(json.dumps(result), flush=True)
 
 

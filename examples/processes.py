@@ -20,7 +20,7 @@ def loss_fn(params, batch, rng):
 
 
 with (
-    ftrain.cluster.connect() as company
+    ftrain.cluster.connect() as group
 ):  # the environment says who this is; before anything touches a device
     mesh = ftrain.cluster.make_mesh()  # the devices of all processes
     shard, shards = ftrain.cluster.batch_shard(mesh)  # this one's slice of every batch
@@ -33,7 +33,7 @@ with (
         steps=500,
         directory="runs/processes",
         mesh=mesh,
-        company=company,
+        group=group,
     )
-    if company.is_chief:
+    if group.is_chief:
         print(state.params)

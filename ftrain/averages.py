@@ -1,4 +1,4 @@
-"""Exponential moving averages of parameters: often better to evaluate than the parameters themselves."""
+"""Exponential moving averages of parameters, which often evaluate better than the parameters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,17 +16,19 @@ def update_averages(
 ) -> Tree:
     """averages -= (1 - d) * (averages - values), with d = decay, or with n = num_updates
 
-    d = min(decay, (1 + n) / (10 + n)): the smaller decay of the first updates lets them leave the start quickly.
+    d = min(decay, (1 + n) / (10 + n)): with a smaller decay at first, averages forget their start
+    quickly.
 
-    A leaf whose average is None has none, and keeps none. Averages in bfloat16 or float16 are rounded at every update,
-    so that one with a long memory stops moving: keep them in float32, whatever the values are.
+    A leaf whose average is None is not averaged. Averages in bfloat16 or float16 are
+    rounded at every update, so that one with a long memory stops moving: keep them in float32,
+    whatever the values are.
     """
     fresh = 1 - _decay_now(decay, num_updates)
 
     def move(mean: jax.Array | None, new: jax.Array) -> jax.Array | None:
         if mean is None:
             return None
-        wide = _widened(mean)  # in less, 1 - decay is no longer what was asked for
+        wide = _widened(mean)  # in less, 1 - decay is not accurate
         moved = mean.astype(wide) - fresh.astype(wide) * (
             mean.astype(wide) - jnp.asarray(new, wide)
         )
@@ -36,9 +38,10 @@ def update_averages(
 
 
 def start_averages(values: Tree, only: str | Sequence[str] = ()) -> Tree:
-    """Averages before their first update: a copy of the values, in float32 at least.
+    """Return averages before their first update: a copy of the values, in float32 or wider.
 
-    `only` are regular expressions for the names of the leaves to average; the others have None in their places.
+    `only` are regular expressions for the names of the leaves to average; the others have None in
+    their places.
     """
     patterns = (only,) if isinstance(only, str) else tuple(only)
     chosen = matching_names(values, patterns, "averages") if patterns else {*named_leaves(values)}
@@ -50,7 +53,7 @@ def start_averages(values: Tree, only: str | Sequence[str] = ()) -> Tree:
 
 
 def averaged(averages: Tree, values: Tree) -> Tree:
-    """`values` with the averages in the places of the leaves that have one, in the dtypes of `values`."""
+    """Return `values` with leaves replaced by their averages, in the dtypes of `values`."""
 
     def choose(mean: jax.Array | None, own: jax.Array) -> jax.Array:
         return own if mean is None else mean.astype(own.dtype)
@@ -61,9 +64,10 @@ def averaged(averages: Tree, values: Tree) -> Tree:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ZeroDebiased:
-    """Averages that start from zero and are corrected for it, for values that have no first one to start from.
+    """Averages that start from zero and are corrected for it, for values without an initial one.
 
-    b -= (1 - d) * (b - values), and the average is b / (1 - d**t) after t updates, with d as in `update_averages`.
+    b -= (1 - d) * (b - values), and the average is b / (1 - d**t) after t updates, with d as in
+    `update_averages`.
 
         averages = ZeroDebiased.create(like=values)
         averages = averages.update(values, 0.99)
@@ -76,7 +80,7 @@ class ZeroDebiased:
 
     @classmethod
     def create(cls, like: Tree) -> "ZeroDebiased":
-        """Averages of zero, in the shapes of `like` and in float32 at least, before the first update."""
+        """Return averages of zero, in the shapes of `like` and in float32 or wider."""
 
         def zeros() -> Tree:
             return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=_widened(leaf)), like)
@@ -86,13 +90,13 @@ class ZeroDebiased:
     def update(
         self, values: Tree, decay: Number, num_updates: Number | None = None
     ) -> "ZeroDebiased":
-        """The averages after one more update."""
+        """Return the averages after one more update."""
         biased = update_averages(self.biased, values, decay, num_updates)
         count = self.count + 1
         fresh = 1 - _decay_now(decay, num_updates)
 
         def correct(mean: jax.Array) -> jax.Array:
-            wide = _widened(mean)  # 1 - d**t is zero in less
+            wide = _widened(mean)  # in less, 1 - d**t is zero
             share = 1 - (1 - fresh.astype(wide)) ** count.astype(wide)
             return (mean.astype(wide) / share).astype(mean.dtype)
 
@@ -100,7 +104,7 @@ class ZeroDebiased:
 
 
 def average_names(params: Tree) -> dict[str, str]:
-    """The name that TensorFlow 1 gives to the average of each parameter, by the parameter's own.
+    """Return the name that TensorFlow 1 gives to the average of each parameter, by its name.
 
     >>> average_names({"dense": {"kernel": jnp.zeros(2)}})
     {'dense/kernel': 'dense/kernel/ExponentialMovingAverage'}

@@ -1,6 +1,7 @@
-"""Checks of hyperparameters: the error says the name, the value and what is expected.
+"""Checks of hyperparameters: errors give the name, the value and what is expected.
 
-Arrays pass unchecked: those that `optax.inject_hyperparams` passes, say, have no value while a step is traced.
+Arrays pass unchecked: those that `optax.inject_hyperparams` passes, say, have no value while a step
+is traced.
 """
 
 import math
@@ -12,33 +13,37 @@ import numpy as np
 
 
 def check_finite(**values: Any) -> None:
+    """Raise ValueError unless every value is a finite number."""
     _check(values, lambda value: True, "a finite number")
 
 
 def check_positive(**values: Any) -> None:
+    """Raise ValueError unless every value is > 0."""
     _check(values, lambda value: value > 0, "> 0")
 
 
 def check_not_negative(**values: Any) -> None:
+    """Raise ValueError unless every value is >= 0."""
     _check(values, lambda value: value >= 0, ">= 0")
 
 
 def check_not_positive(**values: Any) -> None:
+    """Raise ValueError unless every value is <= 0."""
     _check(values, lambda value: value <= 0, "<= 0")
 
 
 def check_fraction(**values: Any) -> None:
-    """A number from 0 up to 1, without 1 itself: a decay of 1 would never forget."""
+    """Raise ValueError unless every value is in [0, 1): a decay of 1 would never forget."""
     _check(values, lambda value: 0 <= value < 1, "in [0, 1)")
 
 
 def check_unit(**values: Any) -> None:
-    """A number from 0 to 1."""
+    """Raise ValueError unless every value is in [0, 1]."""
     _check(values, lambda value: 0 <= value <= 1, "in [0, 1]")
 
 
 def check_count(**values: Any) -> None:
-    """A whole number, at least 1."""
+    """Raise ValueError unless every value is a whole number >= 1."""
     for name, value in values.items():
         try:
             count = 0 if isinstance(value, (bool, np.bool_)) else operator.index(value)
@@ -49,7 +54,7 @@ def check_count(**values: Any) -> None:
 
 
 def check_norm(**values: Any) -> None:
-    """A length to clip to: infinity clips nothing."""
+    """Raise ValueError unless every value is >= 0; an infinite norm clips nothing."""
     for name, value in values.items():
         if _is_number(value) and not float(value) >= 0:
             raise ValueError(f"{name} must be >= 0, got {value}")

@@ -1,7 +1,7 @@
-"""Packed trees: many small leaves kept in one vector for each dtype, because every array that a call takes costs time.
+"""Packed trees: many small leaves in one vector for each dtype; every array argument costs time.
 
-A packed tree is a tree of few arrays that stands for one of many. `unpack` and `pack_like` go from one to the other, so
-that what is written to disk names every leaf, packed or not.
+A packed tree is a tree of few arrays that stands for one of many. `unpack` and `pack_like` go from
+one to the other, so that what is written to disk names every leaf, packed or not.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from jax.core import Tracer
 
 from ftrain.tree import Tree
 
-LARGEST = 4096  # elements of a leaf that is packed; beyond, moving them about costs more than a leaf of its own
-FEWEST = 8  # leaves that are worth packing
+MAX_PACKED_SIZE = 4096  # elements of a leaf; copying more costs more than a leaf of its own
+MIN_PACKED_LEAVES = 8  # packing fewer is not worth it
 _JOINED_AT_ONCE = 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a leaf is kept: its part of the vector of its group."""
+    """The part of a group's vector that holds a leaf."""
 
     group: str
     start: int
@@ -32,6 +32,7 @@ class Place:
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -39,62 +40,63 @@ class Place:
 class Layout:
     """How the leaves of a tree are packed. A leaf without a place is kept apart, as it is.
 
-    A tree may have None in the places of a whole group, or of leaves apart; then so have its arrays.
+    A tree may have None in the places of a whole group, or of leaves apart; then so have its
+    arrays.
     """
 
     structure: Any  # of the tree
     places: tuple[Place | None, ...]
 
     def join(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
-        """The arrays that stand for these leaves: first those apart, then a vector for each group."""
+        """Return the arrays for these leaves: first those apart, then a vector for each group."""
         return self.apart(leaves) + [
             join([leaves[n] for n in self.members(group)]) for group in self.groups()
         ]
 
     def split(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The leaves that these arrays stand for; an axis in front of all of them stays."""
+        """Return the leaves of these arrays; a leading axis of all of them is kept."""
         vectors = arrays[len(arrays) - len(self.groups()) :]
         if any(isinstance(vector, Tracer) for vector in vectors):
-            vectors = jax.lax.optimization_barrier(
-                vectors
-            )  # or each leaf computes its part of them anew
-        vectors, apart = dict(zip(self.groups(), vectors, strict=True)), iter(arrays)
+            # Otherwise XLA would recompute a part of the vector for each leaf.
+            vectors = jax.lax.optimization_barrier(vectors)
+        vector_of = dict(zip(self.groups(), vectors, strict=True))
+        apart = iter(arrays)
         return [
-            next(apart) if place is None else _take(vectors[place.group], place)
+            next(apart) if place is None else _take(vector_of[place.group], place)
             for place in self.places
         ]
 
     def store(self, arrays: Sequence[jax.Array | None]) -> Tree:
-        """The tree that these arrays stand for, packed; an ordinary one if nothing of it is."""
+        """Return the packed tree of these arrays; an ordinary one if no leaf is packed."""
         return Packed(list(arrays), self) if self.groups() else self.structure.unflatten(arrays)
 
     def arrays(self, stored: Tree) -> list[Any]:
-        """The arrays of a tree that was stored in this layout."""
+        """Return the arrays of a tree that was stored in this layout."""
         return stored.arrays if isinstance(stored, Packed) else self.structure.flatten_up_to(stored)
 
     def apart(self, leaves: Sequence[Any]) -> list[Any]:
-        """Those of the leaves that are kept apart."""
+        """Return the leaves that are kept apart."""
         return [leaf for leaf, place in zip(leaves, self.places, strict=True) if place is None]
 
     def groups(self) -> list[str]:
-        """The names of the groups, in order."""
+        """Return the names of the groups, in order."""
         return sorted({place.group for place in self.places if place is not None})
 
     def members(self, group: str) -> list[int]:
-        """The positions of a group's leaves in the tree, in the order of their places."""
+        """Return the positions of a group's leaves in the tree, in the order of their places."""
         return [
             n for n, place in enumerate(self.places) if place is not None and place.group == group
         ]
 
     def length(self, group: str) -> int:
-        """The length of a group's vector."""
+        """Return the length of a group's vector."""
         return sum(
             place.size for place in self.places if place is not None and place.group == group
         )
 
 
 def join(leaves: Sequence[Any]) -> Any:
-    """Leaves as one vector, put together in two rounds: XLA takes very long to compile one of a thousand."""
+    """Join leaves to one vector, in two rounds: XLA compiles a join of a thousand very slowly."""
     if leaves[0] is None:
         return None
     flat = [jax.lax.reshape(jnp.asarray(leaf), (jnp.size(leaf),)) for leaf in leaves]
@@ -116,21 +118,23 @@ class Packed:
     layout: Layout = dataclasses.field(metadata={"static": True})
 
     def leaves(self) -> list[jax.Array]:
+        """Return the leaves of the tree."""
         return self.layout.split(self.arrays)
 
     def tree(self) -> Tree:
+        """Return the tree, unpacked."""
         return self.layout.structure.unflatten(self.leaves())
 
 
 def plan(tree: Tree, packed: bool | None = None) -> Layout:
-    """How to pack a tree: small leaves, by dtype, if there are enough of them; with `packed`, all or none.
+    """Plan how to pack a tree: small leaves, by dtype, if there are enough; or all, or none.
 
-    Leaves that are spread over devices keep their sharding, and so are never packed.
+    Leaves that are sharded over devices keep their sharding and are never packed.
     """
     leaves, structure = jax.tree.flatten(tree)
     if packed not in (None, True, False):
         raise ValueError(f"packed must be True, False or None, got {packed!r:.60}")
-    limit = {None: LARGEST, True: float("inf"), False: -1}[packed]
+    limit = {None: MAX_PACKED_SIZE, True: float("inf"), False: -1}[packed]
     first = next(filter(is_concrete, leaves), None)
     fits = [jnp.size(leaf) <= limit and _is_whole(leaf, first) for leaf in leaves]
     counts = Counter(
@@ -140,7 +144,7 @@ def plan(tree: Tree, packed: bool | None = None) -> Layout:
     places: list[Place | None] = []
     for leaf, is_fit in zip(leaves, fits, strict=True):
         group = jnp.result_type(leaf).name
-        if not is_fit or (packed is None and counts[group] < FEWEST):
+        if not is_fit or (packed is None and counts[group] < MIN_PACKED_LEAVES):
             places.append(None)
             continue
         places.append(Place(group, ends[group], jnp.shape(leaf)))
@@ -149,14 +153,14 @@ def plan(tree: Tree, packed: bool | None = None) -> Layout:
 
 
 def unpack(tree: Tree) -> Tree:
-    """`tree` with every packed tree in it as an ordinary one."""
+    """Replace every packed tree in `tree` by an ordinary one."""
     return jax.tree.map(
         lambda node: node.tree() if is_packed(node) else node, tree, is_leaf=is_packed
     )
 
 
 def pack_like(tree: Tree, like: Tree) -> Tree:
-    """`tree`, which is `unpack(like)` in structure, packed as `like` is."""
+    """Pack `tree`, which has the structure of `unpack(like)`, as `like` is packed."""
 
     def pack(node: Any, unpacked: Any) -> Any:
         return Packed(node.layout.join(node.layout.structure.flatten_up_to(unpacked)), node.layout)
@@ -171,6 +175,7 @@ def pack_like(tree: Tree, like: Tree) -> Tree:
 
 
 def is_packed(node: Any) -> bool:
+    """True for a packed tree; pass it as `is_leaf` to keep them whole."""
     return isinstance(node, Packed)
 
 
@@ -180,19 +185,19 @@ _SINGLE = jax.lax.GatherDimensionNumbers(
 
 
 def is_concrete(leaf: Any) -> bool:
-    """Whether a leaf is an array that is somewhere, not one that is being traced or only described."""
+    """True for an array with values, not a tracer or a shape."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
 def _take(vector: Any, place: Place) -> Any:
-    """A leaf out of its group's vector; of a vector that is only a shape, the shape."""
+    """Return a leaf from its group's vector; for a shape of a vector, the shape of the leaf."""
     if vector is None:
         return None
     shape = (*vector.shape[:-1], *place.shape)
     if isinstance(vector, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, vector.dtype, sharding=vector.sharding)
     if isinstance(vector, Tracer) and vector.ndim == 1 and jax.default_backend() == "cpu":
-        # XLA compiles a slice anew for every offset, but a gather by constant indices only once for each shape.
+        # XLA compiles a slice for every offset, but a gather only once for each shape.
         indices = np.arange(place.start, place.start + place.size, dtype=np.int32).reshape(
             *place.shape, 1
         )
@@ -203,7 +208,7 @@ def _take(vector: Any, place: Place) -> Any:
 
 
 def _is_whole(leaf: Any, first: Any) -> bool:
-    """Whether a leaf is not spread over devices, and lives where the first one that is anywhere lives."""
+    """True for a leaf that is not sharded and has the devices of the first concrete leaf."""
     if not is_concrete(leaf):
         return True
     return (

@@ -13,7 +13,8 @@ import optax
 from jax.sharding import Mesh
 
 from ftrain.checkpoints import hold
-from ftrain.cluster import Company, Sharding
+from ftrain.checkpoints.paths import CHECKPOINTS
+from ftrain.cluster import ProcessGroup, Sharding
 from ftrain.data import Piece, Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
@@ -52,7 +53,6 @@ from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
 
-CHECKPOINTS = "checkpoints"  # the directory of them, inside a run's
 LOGS = "logs"  # the directory of what processes other than the first have to say
 
 
@@ -95,23 +95,23 @@ class Run(Loop):
         sharding: Sharding | None = None,
         parallel: Parallel = "jit",
         recoveries: int = 3,
-        company: Company | None = None,
+        group: ProcessGroup | None = None,
         straggler_timeout: float | None = None,
         accept_changes: bool = False,
         overwrite: bool = False,
     ):
         home = None if directory is None else local_path(directory)
-        if company is not None and home is not None:
-            company.check_directory(home)  # now, and not when a first save waits for the others
+        if group is not None and home is not None:
+            group.check_directory(home)  # now, and not when a first save waits for the others
         waits = scaffold is not None and scaffold.wait_secs is not None
         hooks = _complete(hooks, steps, home, data, writes=not waits)
-        if company is not None and not company.is_chief and home is not None:
+        if group is not None and not group.is_chief and home is not None:
             hooks.append(
-                LogFile(home / LOGS / f"process_{company.index}.log", when=_written_when(hooks))
+                LogFile(home / LOGS / f"process_{group.index}.log", when=_written_when(hooks))
             )
         reporter = reporter_of_this_process()
         if reporter.is_supervised:
-            index = 0 if company is None else company.index
+            index = 0 if group is None else group.index
             reporter.log = None if home is None else home / LOGS / f"process_{index}.log"
             reporter.steps = steps
         super().__init__(
@@ -125,16 +125,16 @@ class Run(Loop):
             sharding=sharding,
             parallel=parallel,
             recoveries=recoveries,
-            company=company,
+            group=group,
             straggler_timeout=straggler_timeout,
         )
         if overwrite and (home is None or waits):
             raise ValueError("overwrite=True needs a directory that this process writes to")
-        self._steps, self._home, self._initial, self._company = (
+        self._steps, self._home, self._initial, self._group = (
             steps,
             None if waits else home,
             state,
-            company,
+            group,
         )
         self._accept_changes, self._overwrite = accept_changes, overwrite
         self._ingredients = Ingredients()
@@ -164,12 +164,12 @@ class Run(Loop):
 
     def _check_directory(self, home: Path) -> None:
         """That the directory holds no run that was trained with something else; with `overwrite`, none at all."""
-        is_chief = self._company is None or self._company.is_chief
+        is_chief = self._group is None or self._group.is_chief
         if self._overwrite:
             if is_chief:
                 self._set_aside(home)
-            if self._company is not None:
-                self._company.barrier(f"{home} is set aside", LIMIT)
+            if self._group is not None:
+                self._group.barrier(f"{home} is set aside", LIMIT)
         if exists(home / CONFIG):
             return
         self._record = RunRecord(home, self._compiled, self._data, self._ingredients)
@@ -238,7 +238,7 @@ def train(
     sharding: Sharding | None = None,
     parallel: Parallel = "jit",
     recoveries: int = 3,
-    company: Company | None = None,
+    group: ProcessGroup | None = None,
     accept_changes: bool = False,
     overwrite: bool = False,
 ) -> TrainState:
@@ -251,7 +251,7 @@ def train(
     A directory that holds a run with another loss, optimizer, data or seed is refused with RunMismatchError;
     `accept_changes` and `overwrite` are those of `Run`. `averages_of` are patterns for the parameters to average, all
     of them by default. `clip_global_norm`, `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate`
-    are those of `make_step`; `fuse`, `scaffold`, `sharding`, `parallel`, `recoveries` and `company` those of `Loop`.
+    are those of `make_step`; `fuse`, `scaffold`, `sharding`, `parallel`, `recoveries` and `group` those of `Loop`.
     """
     check_optimizer(optimizer)  # now, before anything is written
     check_arrays("params", params)
@@ -285,7 +285,7 @@ def train(
         sharding=sharding,
         parallel=parallel,
         recoveries=recoveries,
-        company=company,
+        group=group,
         accept_changes=accept_changes,
         overwrite=overwrite,
     )

@@ -9,7 +9,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -112,6 +113,64 @@ def list_names(directory: Path) -> list[str]:
         if error.errno not in _MISSING:
             raise
         return []
+
+
+def list_files(directory: Path) -> dict[str, int]:
+    """Return the size of every file below a directory, by relative path.
+
+    Raises OSError if a part of the directory cannot be listed. Files deleted meanwhile are left
+    out.
+    """
+    sizes: dict[str, int] = {}
+    for root, _, names in os.walk(directory, onerror=_raise_unless_deleted):
+        for name in names:
+            path = Path(root, name)
+            with suppress(FileNotFoundError):
+                sizes[path.relative_to(directory).as_posix()] = path.lstat().st_size
+    return sizes
+
+
+@contextmanager
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
+    """Replace the file at `path` atomically: readers see the old or the new one.
+
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
+
+    The block writes to `temporary`, which must be on the file system of `path` and is beside it by
+    default. If the block raises, `path` keeps its contents. After a crash of the machine, too,
+    `path` has the old or the new contents.
+    """
+    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, as `replacing` does."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raise_unless_deleted(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _mode(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Names and sizes of pytrees; the one format of a leaf's name: its keys joined by slashes."""
+"""Names and sizes of pytrees. The name of a leaf is its keys joined by slashes."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ Tree = Any  # a pytree of arrays: nested dicts, tuples, dataclasses, ...
 
 
 def named_leaves(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Every leaf under its name, in the tree's own order.
+    """Return every leaf by its name, in the order of the tree.
 
     >>> named_leaves({"dense": {"bias": 0, "kernel": 1}, "scales": [2, 3]})
     {'dense/bias': 0, 'dense/kernel': 1, 'scales/0': 2, 'scales/1': 3}
@@ -22,14 +22,14 @@ def named_leaves(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> di
 def leaves_with_names(
     tree: Tree, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[tuple[str, Any]]:
-    """Every leaf with its name, in the tree's own order, also where two leaves have the same name."""
+    """Return every leaf with its name, in the order of the tree; names may repeat."""
     return [(_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_leaf)]
 
 
 def leaves_like(
     tree: Tree, like: Tree, what: str, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[Any]:
-    """What `tree` holds in the place of each leaf of `like`, or an error that names the first leaf that differs.
+    """Return what `tree` holds at each leaf of `like`; ValueError names the first that differs.
 
     >>> leaves_like({"a": 1}, {"a": 0, "b": {"c": 0}}, "gradients")
     Traceback (most recent call last):
@@ -39,16 +39,20 @@ def leaves_like(
     try:
         return structure.flatten_up_to(tree)
     except (ValueError, TypeError) as error:
-        found, wanted = named_leaves(tree, is_leaf), named_leaves(like)
-        missing = next((f"{what} have no {name}" for name in wanted if name not in found), None)
-        surplus = next((f"parameters have no {name}" for name in found if name not in wanted), None)
+        found = named_leaves(tree, is_leaf)
+        expected = named_leaves(like)
+        missing = next((f"{what} have no {name}" for name in expected if name not in found), None)
+        surplus = next(
+            (f"parameters have no {name}" for name in found if name not in expected), None
+        )
         raise ValueError(f"{what} and parameters differ: {missing or surplus or error}") from None
 
 
 def matching_names(tree: Tree, patterns: Iterable[str], what: str) -> set[str]:
-    """The names of the leaves that match one of these regular expressions as a whole.
+    """Return the names of the leaves that fully match one of these regular expressions.
 
-    >>> sorted(matching_names({"dense": {"bias": 0, "kernel": 1}, "scale": 2}, ["dense/.*"], "averages"))
+    >>> tree = {"dense": {"bias": 0, "kernel": 1}, "scale": 2}
+    >>> sorted(matching_names(tree, ["dense/.*"], "averages"))
     ['dense/bias', 'dense/kernel']
     """
     names = [*named_leaves(tree)]
@@ -68,7 +72,7 @@ def matching_names(tree: Tree, patterns: Iterable[str], what: str) -> set[str]:
 
 
 def nodes_of(tree: Tree, kind: type[T]) -> list[T]:
-    """The nodes of a tree that are of this type; of one inside of another, the outer."""
+    """Return the nodes of a tree that are of this type; if nested, the outermost."""
 
     def is_kind(node: Any) -> bool:
         return isinstance(node, kind)
@@ -77,12 +81,12 @@ def nodes_of(tree: Tree, kind: type[T]) -> list[T]:
 
 
 def count_elements(tree: Tree) -> int:
-    """Numbers held by all leaves together: for parameters, the parameter count."""
+    """Return the number of elements of all leaves: for parameters, the parameter count."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def count_bytes(tree: Tree) -> int:
-    """Bytes held by all leaves together; works on `jax.ShapeDtypeStruct` leaves too."""
+    """Return the bytes of all leaves; works on `jax.ShapeDtypeStruct` leaves too."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -1,4 +1,4 @@
-"""A mean kept as its total and its weight, so that the means of parts combine to the mean of the whole."""
+"""A mean kept as total and weight, so that means of parts combine to the mean of the whole."""
 
 import dataclasses
 from typing import Any, Self
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WeightedMean:
-    """`total / weight`, a mean over whatever has weight: the unmasked tokens of a batch, say.
+    """`total / weight`: a mean over unmasked tokens, for example.
 
     A loss function may return one as its loss, and as any metric:
 
@@ -18,8 +18,9 @@ class WeightedMean:
             losses = per_token_loss(params, batch)
             return WeightedMean.of(losses, batch["mask"])
 
-    Microbatches, replicas, devices and processes then add totals and weights and divide once, so that the number of
-    parts changes nothing but rounding. A plain number counts as a mean over examples, each with the same weight.
+    Microbatches, replicas, devices and processes then add totals and weights and divide once, so
+    that the number of parts changes nothing but rounding. A plain number counts as a mean over
+    examples, each with the same weight.
 
     >>> parts = [WeightedMean.of(jnp.array([1.0, 3.0])), WeightedMean.of(jnp.array([8.0]))]
     >>> float(parts[0].merge(parts[1]).value)
@@ -31,9 +32,9 @@ class WeightedMean:
 
     @classmethod
     def of(cls, values: jax.typing.ArrayLike, weights: jax.typing.ArrayLike | None = None) -> Self:
-        """The mean of all `values`, each with its weight, or with 1. A mask is a weight; it broadcasts.
+        """Return the mean of all `values`, weighted. Weights broadcast; a mask is a weight.
 
-        Where the weight is 0 the value does not count, NaN or not.
+        A value with weight 0 does not count, NaN or not.
         """
         values = jnp.asarray(values)
         values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
@@ -45,12 +46,13 @@ class WeightedMean:
     @property
     def value(self) -> jax.Array:
         """The mean; 0 if nothing has weight."""
-        total, weight = _widen(self.total), _widen(self.weight)
+        total = _widen(self.total)
+        weight = _widen(self.weight)
         divisor = jax.lax.stop_gradient(jnp.where(weight == 0, 1, weight))
         return total / divisor.astype(total.dtype)
 
     def merge(self, other: "WeightedMean") -> "WeightedMean":
-        """The mean over both."""
+        """Return the mean over both."""
         return WeightedMean(
             _widen(self.total) + _widen(other.total), _widen(self.weight) + _widen(other.weight)
         )
@@ -62,7 +64,7 @@ def is_weighted(node: Any) -> bool:
 
 
 def value_of(node: Any) -> Any:
-    """The value of a `WeightedMean`; anything else as it is."""
+    """Return the value of a `WeightedMean`; anything else unchanged."""
     return node.value if isinstance(node, WeightedMean) else node
 
 

@@ -13,9 +13,9 @@ from command import write_config
 from processes import start_process
 
 from ftrain.cluster import ClusterSpec, Membership, membership
-from ftrain.cluster.company import PEER_FAILED
+from ftrain.cluster.process_group import PEER_FAILED
 from ftrain.config import load, plan
-from ftrain.launching.contract import USER_ERROR
+from ftrain.launching.protocol import USER_ERROR
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent

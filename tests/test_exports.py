@@ -44,7 +44,7 @@ ROOMS = {
     "cluster": {
         "ClusterError",
         "ClusterSpec",
-        "Company",
+        "ProcessGroup",
         "Membership",
         "MismatchError",
         "Operation",

@@ -10,7 +10,7 @@ import ftrain
 ROOT = Path(ftrain.__file__).parent
 # Rooms on one line do not import each other.
 LAYERS = [
-    ["hyperparameters", "paths", "storage", "tree"],
+    ["hyperparameters", "paths", "storage", "suggestions", "tree"],
     ["packed", "weighted_mean"],
     ["coordination"],
     ["formats", "launching"],

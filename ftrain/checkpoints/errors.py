@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint."""
+"""Errors of checkpoints."""
 
 import os
 import re
@@ -9,14 +9,15 @@ _SHOWN = 2  # files, and leaves, that a message names
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not there, or cannot be made or used."""
+    """A checkpoint is missing, or cannot be made or used."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint whose files are not those that were written; `damage` says of each what is wrong."""
+    """The files of a checkpoint are not those that were written; `damage` lists what is wrong."""
 
     def __init__(self, path: Path, damage: Sequence[str]):
-        self.path, self.damage = path, list(damage)
+        self.path = path
+        self.damage = list(damage)
         leaves = [each for each in damage if each.startswith("leaf ")]
         shown = [each for each in damage if each not in leaves][:_SHOWN] + leaves[:_SHOWN]
         shown += [f"and {len(damage) - len(shown)} more"] if len(shown) < len(damage) else []
@@ -24,22 +25,25 @@ class DamagedError(CheckpointError):
 
 
 class MismatchError(CheckpointError):
-    """A checkpoint of another tree than the one that is wanted; `differences` has one phrase for each leaf."""
+    """A checkpoint has other leaves than expected; `differences` has one phrase for each leaf."""
 
     def __init__(self, path: Path | str, differences: Sequence[str], way_out: str = ""):
-        self.path, self.differences = path, list(differences)
-        super().__init__(
-            f"{path} does not fit: {join(self.differences)}" + (f"\n{way_out}" if way_out else "")
-        )
+        self.path = path
+        self.differences = list(differences)
+        hint = f"\n{way_out}" if way_out else ""
+        super().__init__(f"{path} does not fit: {_join(self.differences)}{hint}")
 
 
-def join(phrases: Sequence[str]) -> str:
-    """Phrases in one line if they are few, else one in each."""
-    return "; ".join(phrases) if len(phrases) <= 3 else "\n  " + "\n  ".join(phrases)
+class SaveError(CheckpointError):
+    """A checkpoint could not be written; what was saved before is untouched."""
 
 
-def in_one_line(error: Exception) -> str:
-    """What an error says, in short; of one of the system's that tensorstore tells at length, the system's own words."""
+def summarize_error(error: Exception) -> str:
+    """Return the message of an error in one line.
+
+    tensorstore reports errors of the operating system at length; of those, only the system's own
+    message is returned.
+    """
     if code := re.search(r"os_error_code='(\d+)'", f"{error}"):
         return os.strerror(int(code[1]))
     if status := re.match(
@@ -49,5 +53,6 @@ def in_one_line(error: Exception) -> str:
     return f"{error}".strip().partition("\n")[0][:300] or type(error).__name__
 
 
-class SaveError(CheckpointError):
-    """A checkpoint that could not be written; what was saved before is untouched."""
+def _join(phrases: Sequence[str]) -> str:
+    """Join up to three phrases in one line, more in one line each."""
+    return "; ".join(phrases) if len(phrases) <= 3 else "\n  " + "\n  ".join(phrases)

@@ -1,6 +1,5 @@
 """The checkpoint manager: numbered checkpoints of one pytree in a directory."""
 
-import functools
 import operator
 import time
 import warnings
@@ -8,16 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ftrain.checkpoints import keeping, writing
-from ftrain.checkpoints.catalog import NAME as CATALOG
-from ftrain.checkpoints.catalog import committed, numbered, path_of, read_catalog
+from ftrain.checkpoints.catalog import (
+    CATALOG_FILE,
+    Record,
+    Retention,
+    best_of,
+    committed_steps,
+    numbered_steps,
+    read_catalog,
+    step_path,
+)
+from ftrain.checkpoints.cleanup import SAVING, SUSPECT, delete_checkpoint, pin_checkpoint
 from ftrain.checkpoints.errors import CheckpointError, DamagedError
-from ftrain.checkpoints.extra import decode, encode
-from ftrain.checkpoints.finding import directory_of
-from ftrain.checkpoints.manifest import read_manifest
+from ftrain.checkpoints.manifest import decode_extra, encode_extra, read_manifest
 from ftrain.checkpoints.matching import Selection, as_patterns
-from ftrain.checkpoints.restoring import check_leaves, load
-from ftrain.checkpoints.retention import Record, Retention, best_of
+from ftrain.checkpoints.paths import checkpoint_directory
+from ftrain.checkpoints.restore import check_leaves, restore_tree
 from ftrain.checkpoints.writer import Writer
 from ftrain.paths import local_path
 from ftrain.storage import exists, list_names, retry
@@ -25,24 +30,26 @@ from ftrain.tree import Tree
 
 
 class CheckpointManager:
-    """Saves a pytree under step numbers and keeps those that are worth it.
+    """Saves a pytree under step numbers, and keeps some of its checkpoints.
 
         with CheckpointManager("runs/mine/checkpoints", keep=3) as manager:
             manager.save(100, tree)
             tree = manager.restore(like=tree)
 
-    Inside of `with`, a save returns at once, and writing goes on behind it; outside, where nothing waits for it at the
-    end of the program, it returns when all is written. A checkpoint appears under its number all at once, when it is
-    complete, and an older one is deleted only after that. Opening a directory does not change it. The directory of a
-    run stands for the `checkpoints` in it, also if it becomes one later.
+    Inside of `with`, `save` returns at once and writes in the background; outside, where nothing
+    waits at the end of the program, it returns when the checkpoint is written. A checkpoint appears
+    under its number when it is complete, and older ones are deleted after that. Opening a directory
+    does not change it. The directory of a run stands for the `checkpoints` in it, also if it is
+    created later.
 
-    The newest `keep` stay ("all" of them, if you like), and beside them one every `keep_every_steps` steps, one every
-    `keep_every_hours` hours, and the `keep_best` best by `best_metric` of the metrics that were given to `save`, where
-    `best_mode` says whether the smallest ("min") or the largest ("max") are better. What is pinned stays too.
+    The newest `keep` checkpoints stay (or "all"), and also one every `keep_every_steps` steps, one
+    every `keep_every_hours` hours, and the `keep_best` best by `best_metric` of the metrics given
+    to `save`; `best_mode` says whether small ("min") or large ("max") values are better. Pinned
+    ones stay.
 
-    A tree with a leaf that is not finite is written aside, as `STEP.suspect`, and never becomes the latest. Leaves
-    whose name matches a pattern of `may_be_infinite` are not looked at. `tell` is called with what was put aside, or
-    passed over because it is damaged; it warns, if you give none.
+    A tree with non-finite leaves is saved as `STEP.suspect`, and never becomes the latest. Leaves
+    whose name matches a pattern of `allow_nonfinite` are not checked. `on_warning` is called with a
+    message when a checkpoint is suspect, or is skipped because it is damaged; by default it warns.
     """
 
     def __init__(
@@ -55,62 +62,67 @@ class CheckpointManager:
         keep_best: int = 0,
         best_metric: str = "loss",
         best_mode: Literal["min", "max"] | None = None,
-        may_be_infinite: str | Sequence[str] = (),
-        tell: Callable[[str], None] | None = None,
+        allow_nonfinite: str | Sequence[str] = (),
+        on_warning: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ):
         self._given = local_path(directory)
-        self._settled: Path | None = None  # where it has saved
+        self._saved_to: Path | None = None  # stays the directory once it was saved to
         self.retention = Retention(
             keep, keep_every_steps, keep_every_hours, keep_best, best_metric, best_mode
         )
-        self.may_be_infinite = as_patterns(may_be_infinite)
-        Selection(include=self.may_be_infinite)  # which says if one is not a pattern
-        self.tell = tell or (lambda text: warnings.warn(text, stacklevel=3))
-        self._writer = Writer(self.retention, self.may_be_infinite, clock)
-        self.restored: int | None = None  # the step whose tree `restore` returned last
-        self._damaged: set[int] = set()  # steps that were found to be
+        self.allow_nonfinite = as_patterns(allow_nonfinite)
+        Selection(include=self.allow_nonfinite)  # raises if a pattern is invalid
+        self.on_warning = on_warning or (lambda text: warnings.warn(text, stacklevel=3))
+        self._writer = Writer(self.retention, self.allow_nonfinite, clock)
+        self.restored: int | None = None  # the step that `restore` returned last
+        self._damaged: set[int] = set()  # steps found to be damaged
         self._entered = False
 
     @property
     def directory(self) -> Path:
-        """Where the checkpoints are: the directory that was given or, if that is a run's, the `checkpoints` in it."""
-        return self._settled or retry(lambda: directory_of(self._given))
+        """The given directory or, if that is a run's, the `checkpoints` in it."""
+        return self._saved_to or retry(lambda: checkpoint_directory(self._given))
 
     def steps(self) -> list[int]:
-        """The steps that can be restored, smallest first."""
-        return [
-            step for step in retry(lambda: committed(self.directory)) if step not in self._damaged
-        ]
+        """Return the steps that can be restored, in ascending order."""
+        steps = retry(lambda: committed_steps(self.directory))
+        return [step for step in steps if step not in self._damaged]
 
     def checkpoints(self) -> list[Record]:
-        """What can be restored, in the order in which it was saved, with times, metrics, and why it is kept."""
+        """Return the checkpoints that can be restored, in the order in which they were saved."""
         records = retry(lambda: read_catalog(self.directory).records)
-        return [each for each in records if each.step not in self._damaged]
+        return [record for record in records if record.step not in self._damaged]
 
     def latest(self) -> int | None:
-        """The step that was saved last, of those that can be restored."""
+        """Return the step that was saved last, of those that can be restored."""
         records = self.checkpoints()
         return records[-1].step if records else None
 
+    def best(self) -> int | None:
+        """Return the step with the best metric."""
+        best = best_of(self.checkpoints(), self.retention, 1)
+        return best[0].step if best else None
+
+    def is_empty(self) -> bool:
+        """Return True if `restore` has nothing to try: no step has a directory, complete or not.
+
+        If there are only incomplete ones, `latest` returns None, and `restore` reports the damage.
+        Steps that this manager found to be damaged do not count.
+        """
+        return self._newest_candidate() is None
+
     def unfinished(self) -> list[int]:
-        """The steps whose saves are under way, or never ended because their process did before."""
+        """Return the steps whose saves are under way, or were interrupted."""
         names = retry(lambda: list_names(self.directory))
-        found = {name.partition(".")[0] for name in names if writing.SAVING in name}
+        found = {name.partition(".")[0] for name in names if SAVING in name}
         return sorted(int(step) for step in found if step.isdecimal())
 
     def suspects(self) -> list[int]:
-        """The steps whose state was put aside, because it was not finite."""
+        """Return the steps that were put aside because of non-finite leaves."""
         names = retry(lambda: list_names(self.directory))
-        found = {
-            name.removesuffix(writing.SUSPECT) for name in names if name.endswith(writing.SUSPECT)
-        }
+        found = {name.removesuffix(SUSPECT) for name in names if name.endswith(SUSPECT)}
         return sorted(int(step) for step in found if step.isdecimal())
-
-    def best(self) -> int | None:
-        """The step with the best metric, of those that are there."""
-        best = best_of(self.checkpoints(), self.retention, 1)
-        return best[0].step if best else None
 
     def save(
         self,
@@ -121,18 +133,18 @@ class CheckpointManager:
         extra: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Start to save `tree` under `step`, after the save before this one has finished.
+        """Start to save `tree` under `step`, after the previous save has finished.
 
-        `extra` is a small mapping of what JSON can say, and of infinities and NaN, that is stored with the tree and
-        verified with it; `manager.extra(step)` returns it. A step that is there already is an error, unless
-        `overwrite`: then the old one goes when the new is complete.
+        `extra` is a small mapping of JSON values, infinities and NaN, which is stored and verified
+        with the tree; `manager.extra(step)` returns it. If the step exists already, that is an
+        error, unless `overwrite`: then the old checkpoint is deleted when the new one is complete.
         """
         step = _as_step(step)
-        encoded = encode(extra) if extra else None
+        encoded = encode_extra(extra) if extra else None
         self.wait()
-        self._settled = self.directory
+        self._saved_to = self.directory
         self._writer.start(
-            self._settled,
+            self._saved_to,
             step,
             tree,
             metrics or {},
@@ -140,7 +152,7 @@ class CheckpointManager:
             overwrite=overwrite,
             damaged=self._damaged,
         )
-        self._damaged.clear()  # they are put aside now
+        self._damaged.clear()  # the writer has moved them aside
         if not self._entered:
             self.wait()
 
@@ -151,20 +163,20 @@ class CheckpointManager:
         metrics: Mapping[str, float] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add metrics and extra values to a checkpoint that is saved: those of an evaluation after it, say.
+        """Add metrics and extra values to a saved checkpoint, for example those of an evaluation.
 
-        The best ones are then chosen again.
+        The best checkpoints are then chosen again.
         """
         self.wait()
-        self._existing(step)
-        self._writer.complete(self.directory, step, metrics or {}, encode(extra) if extra else None)
+        self._existing_path(step)
+        encoded = encode_extra(extra) if extra else None
+        self._writer.complete(self.directory, step, metrics or {}, encoded)
 
     def extra(self, step: int) -> dict[str, Any]:
-        """The extra values that were saved with a checkpoint."""
-        manifest = read_manifest(
-            self._path(step) if step == self.restored else self._existing(step)
-        )
-        return {} if manifest is None else decode(manifest.extra or {})
+        """Return the extra values that were saved with a checkpoint."""
+        path = self._path(step) if step == self.restored else self._existing_path(step)
+        manifest = read_manifest(path)
+        return {} if manifest is None else decode_extra(manifest.extra or {})
 
     def restore(
         self,
@@ -178,94 +190,83 @@ class CheckpointManager:
         cast: bool = False,
         verify: bool = True,
     ) -> Tree:
-        """The tree saved under `step`, or the latest; `like` gives its structure, shapes, dtypes and shardings.
+        """Return the tree saved under `step`, or the latest one.
 
-        Everything that is read is verified, unless `verify` is False. If the latest is damaged the one before it is
-        taken, with a warning; a `step` that was asked for is an error then.
+        `like` gives its structure, shapes, dtypes and shardings. Everything that is read is
+        verified, unless `verify` is False. If the latest checkpoint is damaged, the previous one is
+        restored, with a warning; if a given `step` is damaged, that is an error.
 
-        `include` and `exclude` are regular expressions for the names of the leaves of `like` that are taken; the others
-        keep their values. `rename` maps regular expressions for names in the checkpoint to names in `like`. With `cast`
-        numbers take the dtypes of `like`. Without `strict`, leaves that are missing or do not fit keep their values.
+        `include` and `exclude` are regular expressions for the names of the leaves of `like` to
+        restore; the others keep their values. `rename` maps regular expressions for names in the
+        checkpoint to names in `like`. With `cast`, numbers take the dtypes of `like`. Without
+        `strict`, leaves that are missing or do not fit keep their values.
         """
         self.wait()
         selection = Selection(
             strict, as_patterns(include), as_patterns(exclude), dict(rename or {}), cast
         )
         if step is not None:
-            tree = retry(lambda: load(self._existing(step), like, selection, verify=verify))
+            tree = retry(
+                lambda: restore_tree(self._existing_path(step), like, selection, verify=verify)
+            )
             self.restored = step
             return tree
-        found: list[DamagedError] = []
-        for newest in self._from_newest():
+        damaged: list[DamagedError] = []
+        for candidate in self._candidates():
+
+            def load(step: int = candidate) -> Tree:
+                return restore_tree(self._path(step), like, selection, verify=verify)
+
             try:
-                tree = retry(functools.partial(self._load, newest, like, selection, verify))
+                tree = retry(load)
             except (CheckpointError, OSError) as error:
-                damage = self._damage(newest, error)
-                found += damage
-                self._damaged |= {newest} if damage else set()
+                damage = self._as_damage(candidate, error)
+                damaged += damage
+                self._damaged |= {candidate} if damage else set()
                 continue
-            if found:
-                self.tell(_what_was_lost(found, newest))
-            self.restored = newest
+            if damaged:
+                self.on_warning(_describe_loss(damaged, candidate))
+            self.restored = candidate
             return tree
-        raise _all_of_them(found) if found else self._nothing()
+        raise self._nothing_to_restore(damaged)
 
     def check(self, like: Tree, step: int | None = None) -> Path:
-        """The path of a checkpoint, if it is there and its leaves are those of `like`; no values are looked at."""
+        """Return the path of a checkpoint that has the leaves of `like`; no values are read."""
         if step is not None:
-            retry(lambda: check_leaves(self._existing(step), like))
+            retry(lambda: check_leaves(self._existing_path(step), like))
             return self._path(step)
-        found: list[DamagedError] = []
+        damaged: list[DamagedError] = []
         for record in reversed(self.checkpoints()):
+
+            def check(step: int = record.step) -> None:
+                check_leaves(self._path(step), like)
+
             try:
-                retry(functools.partial(self._check, record.step, like))
+                retry(check)
             except (CheckpointError, OSError) as error:
-                found += self._damage(record.step, error)  # and an older one will be restored
+                damaged += self._as_damage(record.step, error)  # `restore` takes an older one too
             else:
                 return self._path(record.step)
-        raise _all_of_them(found) if found else self._nothing()
-
-    def _from_newest(self) -> Iterator[int]:
-        """The steps to try, again and again the newest that is not known to be damaged.
-
-        A directory that is looked at while another process deletes one and adds one may seem to be empty.
-        """
-        looks = 20 if retry(lambda: exists(self.directory / CATALOG)) else 0
-        while True:
-            newest = self.newest()
-            if newest is not None:
-                yield newest
-            elif looks == 0 or self._damaged:
-                return
-            else:
-                looks -= 1
-                time.sleep(0.02)
-
-    def _damage(self, step: int, error: CheckpointError | OSError) -> list[DamagedError]:
-        """What is wrong with a checkpoint that could not be read; nothing, if a process that saves here deleted it."""
-        if not retry(lambda: exists(self._path(step))):
-            return []
-        if not isinstance(error, DamagedError):
-            raise error
-        return [error]
+        raise self._nothing_to_restore(damaged)
 
     def wait(self) -> None:
-        """Wait for the save that is under way; what went wrong in it is raised here."""
+        """Wait for the pending save; raises its error if it failed."""
         for text in self._writer.wait():
-            self.tell(text)
+            self.on_warning(text)
 
     def pin(self, step: int, pinned: bool = True) -> None:
-        """Keep a checkpoint until it is unpinned, whatever else would delete it."""
-        self._existing(step)
-        keeping.pin(self.directory, step, pinned)
+        """Keep a checkpoint until it is unpinned."""
+        self._existing_path(step)
+        pin_checkpoint(self.directory, step, pinned)
 
     def delete(self, step: int) -> None:
-        """Delete a checkpoint; at no moment does half of one stand under its number."""
+        """Delete a checkpoint; an error if it is pinned."""
         self.wait()
-        self._existing(step)
-        keeping.delete(self.directory, step)
+        self._existing_path(step)
+        delete_checkpoint(self.directory, step)
 
     def close(self) -> None:
+        """Wait for the pending save. Later saves return when they are written."""
         self._entered = False
         self.wait()
 
@@ -276,37 +277,60 @@ class CheckpointManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def newest(self) -> int | None:
-        """The newest step, finished or not, that was not found to be damaged."""
-        records = retry(lambda: read_catalog(self.directory, numbered(self.directory)).records)
-        return next(
-            (record.step for record in reversed(records) if record.step not in self._damaged), None
-        )
+    def _candidates(self) -> Iterator[int]:
+        """Yield the newest step that is not known to be damaged, again and again.
 
-    def _nothing(self) -> CheckpointError:
-        return CheckpointError(f"{self.directory}: there is no checkpoint yet")
+        A directory may look empty while another process deletes a checkpoint and adds one.
+        """
+        looks = 20 if retry(lambda: exists(self.directory / CATALOG_FILE)) else 0
+        while True:
+            step = self._newest_candidate()
+            if step is not None:
+                yield step
+            elif looks == 0 or self._damaged:
+                return
+            else:
+                looks -= 1
+                time.sleep(0.02)
 
-    def _existing(self, step: int) -> Path:
+    def _newest_candidate(self) -> int | None:
+        """Return the newest step, complete or not, that is not known to be damaged."""
+        directory = self.directory
+        records = retry(lambda: read_catalog(directory, numbered_steps(directory)).records)
+        steps = [record.step for record in records if record.step not in self._damaged]
+        return steps[-1] if steps else None
+
+    def _as_damage(self, step: int, error: CheckpointError | OSError) -> list[DamagedError]:
+        """Return the damage of a checkpoint; nothing if another process has deleted it."""
+        if not retry(lambda: exists(self._path(step))):
+            return []
+        if not isinstance(error, DamagedError):
+            raise error
+        return [error]
+
+    def _nothing_to_restore(self, damaged: Sequence[DamagedError]) -> CheckpointError:
+        if not damaged:
+            return CheckpointError(f"{self.directory}: there is no checkpoint yet")
+        newest, *others = damaged
+        if not others:
+            return newest
+        more = [f"{error.path.name} too: {error.damage[0]}" for error in others]
+        return DamagedError(newest.path, [*newest.damage[:2], *more, "so none can be restored"])
+
+    def _existing_path(self, step: int) -> Path:
         step = _as_step(step)
-        if step not in retry(lambda: committed(self.directory)):
-            there = self.steps()
+        if step not in retry(lambda: committed_steps(self.directory)):
             raise CheckpointError(
-                f"{self.directory}: there is no checkpoint of step {step}; there are {there}"
+                f"{self.directory}: there is no checkpoint of step {step}; there are {self.steps()}"
             )
         return self._path(step)
 
     def _path(self, step: int) -> Path:
-        return path_of(self.directory, step)
-
-    def _load(self, step: int, like: Tree, selection: Selection, verify: bool) -> Tree:
-        return load(self._path(step), like, selection, verify=verify)
-
-    def _check(self, step: int, like: Tree) -> None:
-        check_leaves(self._path(step), like)
+        return step_path(self.directory, step)
 
 
 def _as_step(step: Any) -> int:
-    """A step as a plain number; it may be one of numpy's or jax's."""
+    """Return a step, which may be a scalar of numpy or jax, as a plain integer."""
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
@@ -316,16 +340,7 @@ def _as_step(step: Any) -> int:
     return number
 
 
-def _all_of_them(found: Sequence[DamagedError]) -> DamagedError:
-    """When there is none that is good."""
-    newest, *others = found
-    if not others:
-        return newest
-    more = [f"{error.path.name} too: {error.damage[0]}" for error in others]
-    return DamagedError(newest.path, [*newest.damage[:2], *more, "so none of them is good"])
-
-
-def _what_was_lost(found: Sequence[DamagedError], step: int) -> str:
-    lost = "; ".join(f"{error}" for error in found)
-    newest = max(int(error.path.name) for error in found)
-    return f"{lost}\ngoing on from step {step}: what was learned in the {newest - step} steps after it is lost"
+def _describe_loss(damaged: Sequence[DamagedError], step: int) -> str:
+    errors = "; ".join(f"{error}" for error in damaged)
+    lost = max(int(error.path.name) for error in damaged) - step
+    return f"{errors}\nresuming from step {step}: the {lost} steps after it are lost"

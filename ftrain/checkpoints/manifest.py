@@ -1,4 +1,7 @@
-"""The manifest of a checkpoint: what every file and every leaf of it must be."""
+"""The manifest of a checkpoint: what every file and every leaf of it must be, and extra values.
+
+Extra values are a small mapping that is stored in the manifest, as strict JSON.
+"""
 
 import json
 import math
@@ -12,30 +15,32 @@ import ml_dtypes  # noqa: F401 - it makes bfloat16 and its like known to numpy
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from ftrain.checkpoints.digests import crc32c_of_text
-from ftrain.checkpoints.errors import DamagedError, in_one_line
+from ftrain.checkpoints.array_values import crc32c_of_text
+from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
 from ftrain.checkpoints.snapshot import Index
-from ftrain.formats.whole_files import read_whole, write_whole
-from ftrain.storage import is_file, raise_if_transient
+from ftrain.formats.whole_files import read_whole
+from ftrain.storage import is_file, raise_if_transient, write_text
 
-NAME = "manifest.json"
-MARK: dict[str, Any] = {"ftrain": {"manifest": NAME}}  # in the metadata of Orbax: there must be one
+MANIFEST_FILE = "manifest.json"
+# In the metadata of Orbax: this checkpoint must have a manifest.
+ORBAX_METADATA: dict[str, Any] = {"ftrain": {"manifest": MANIFEST_FILE}}
 MAX_BYTES = 1 << 28  # of a manifest, by default; 256 MiB
-_LARGEST = 1 << 62  # bytes of a leaf
-_LONGEST_NAME = 255  # bytes of a name in a directory
+_MAX_LEAF_BYTES = 1 << 62
+_MAX_NAME_BYTES = 255  # of a file name
+_FLOAT = "$float"  # {"$float": "inf"} stands for a number that JSON cannot express
 
 
-def _inside(name: str) -> str:
+def _check_file_name(name: str) -> str:
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
         raise ValueError(f"file {name!r} is not inside of the checkpoint")
-    if max(len(os.fsencode(part)) for part in parts) > _LONGEST_NAME:
-        raise ValueError(f"file {name[:40]!r}... has a name of more than {_LONGEST_NAME} bytes")
+    if max(len(os.fsencode(part)) for part in parts) > _MAX_NAME_BYTES:
+        raise ValueError(f"file {name[:40]!r}... has a name of more than {_MAX_NAME_BYTES} bytes")
     return name
 
 
 def check_time(seconds: float) -> float:
-    """Return seconds since 1970 as they are; ValueError if they are NaN, infinite or beyond the calendar."""
+    """Return seconds since 1970 unchanged; ValueError if they are not a date of the calendar."""
     try:
         datetime.fromtimestamp(seconds)
     except (ValueError, OverflowError, OSError):
@@ -43,7 +48,7 @@ def check_time(seconds: float) -> float:
     return seconds
 
 
-def _known(name: str) -> str:
+def _check_dtype(name: str) -> str:
     try:
         return np.dtype(name).name
     except TypeError:
@@ -55,70 +60,78 @@ class _Strict(BaseModel):
 
 
 class File(_Strict):
+    """The size and checksum of a file."""
+
     size: NonNegativeInt
     crc32c: str
 
 
 class Leaf(_Strict):
-    """A leaf as it is stored; `pieces` are the parts of it that were digested, by their places in it."""
+    """A stored leaf; `pieces` maps the index of each part, as text, to the digest of its values."""
 
     shape: Annotated[tuple[NonNegativeInt, ...], Field(strict=False, max_length=64)]
-    dtype: Annotated[str, AfterValidator(_known)]
+    dtype: Annotated[str, AfterValidator(_check_dtype)]
     pieces: dict[str, str]
-    key: str | None = None
+    key: str | None = None  # the implementation of a random key
 
     @property
     def bytes(self) -> int:
+        """The size of its values."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Manifest(_Strict):
+    """The contents of `manifest.json`."""
+
     step: NonNegativeInt
-    time: Annotated[float, AfterValidator(check_time)]  # when it was taken, in seconds since 1970
+    time: Annotated[float, AfterValidator(check_time)]  # of the snapshot, in seconds since 1970
     metrics: dict[str, float]
-    not_finite: list[str]  # leaves that make it suspect
+    not_finite: list[str]  # names of the non-finite leaves that make it suspect
     leaves: dict[str, Leaf]
-    files: dict[Annotated[str, AfterValidator(_inside)], File]
-    extra: dict[str, Any] | None = None  # as `extra.encode` returns it; older checkpoints have none
+    files: dict[Annotated[str, AfterValidator(_check_file_name)], File]
+    extra: dict[str, Any] | None = None  # as `encode_extra` returns it; older checkpoints have none
 
     def as_text(self) -> str:
-        """The file. Without extra values it is what it was before there were any."""
-        return as_text(self.model_dump(exclude={"extra"} if self.extra is None else None))
+        """Return the text of the file. Without extra values it has no key for them."""
+        return format_manifest(self.model_dump(exclude={"extra"} if self.extra is None else None))
 
     def write(self, directory: Path) -> None:
-        write_whole(directory / NAME, self.as_text())
+        """Write the file, atomically."""
+        write_text(directory / MANIFEST_FILE, self.as_text())
 
 
 def read_manifest(directory: Path, *, max_bytes: int = MAX_BYTES) -> Manifest | None:
-    """The manifest of a checkpoint, of up to `max_bytes`; None if none was ever written, as by plain Orbax."""
-    path = directory / NAME
+    """Read the manifest of a checkpoint; None if it never had one, because plain Orbax wrote it."""
+    path = directory / MANIFEST_FILE
     if not is_file(path):
-        if _was_promised(directory):
-            raise DamagedError(directory, [f"file {NAME} is missing"])
+        if _must_have_manifest(directory):
+            raise DamagedError(directory, [f"file {MANIFEST_FILE} is missing"])
         return None
     try:
         text = read_whole(path, max_bytes).decode()
         contents = json.loads(text)["manifest"]
         manifest = Manifest.model_validate(contents)
-        if text != as_text(contents):
+        if text != format_manifest(contents):
             raise ValueError("its checksum is wrong")
         for name, leaf in manifest.leaves.items():
-            if leaf.bytes > _LARGEST:
+            if leaf.bytes > _MAX_LEAF_BYTES:
                 raise ValueError(f"leaf {name} cannot have the shape {list(leaf.shape)}")
-            if not covers(leaf):
+            if not _covers(leaf):
                 raise ValueError(f"leaf {name} has digests of other places than its own")
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise_if_transient(error, path)
-        raise DamagedError(directory, [f"file {NAME}: {_reason(error)}"]) from error
+        raise DamagedError(
+            directory, [f"file {MANIFEST_FILE}: {_describe_error(error)}"]
+        ) from error
     return manifest
 
 
-def covers(leaf: Leaf) -> bool:
-    """Whether the pieces of a leaf are inside of it, and as large together as it is."""
+def _covers(leaf: Leaf) -> bool:
+    """Return True if the pieces of a leaf are inside of it and have its size in total."""
     if 0 in leaf.shape:
         return True
     size = 0
-    for index in map(parse_place, leaf.pieces):
+    for index in map(parse_index, leaf.pieces):
         if any(
             not 0 <= part.start < part.stop <= side
             for part, side in zip(index, leaf.shape, strict=True)
@@ -128,39 +141,83 @@ def covers(leaf: Leaf) -> bool:
     return size == math.prod(leaf.shape)
 
 
-def whole(shape: tuple[int, ...]) -> str:
-    """The place of a piece that is a whole leaf."""
-    return place_of(tuple(slice(0, size) for size in shape), shape)
-
-
-def place_of(index: Index, shape: tuple[int, ...]) -> str:
-    """The place of a piece in a leaf, as text: "0:2,0:3" are the first two rows of three columns."""
+def format_index(index: Index, shape: tuple[int, ...]) -> str:
+    """Return the index of a piece as text: "0:2,0:3" is the first two rows of three columns."""
     spans = (part.indices(size) for part, size in zip(index, shape, strict=True))
     return ",".join(f"{start}:{stop}" for start, stop, _ in spans)
 
 
-def parse_place(place: str) -> Index:
-    """The index that a place stands for."""
-    spans = [span.split(":") for span in place.split(",")] if place else []
+def parse_index(text: str) -> Index:
+    """Return the index that `format_index` was given."""
+    spans = [span.split(":") for span in text.split(",")] if text else []
     return tuple(slice(int(start), int(stop)) for start, stop in spans)
 
 
-def _was_promised(directory: Path) -> bool:
+def whole_index(shape: tuple[int, ...]) -> Index:
+    """Return the index of a whole leaf."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def encode_extra(value: Any, name: str = "extra") -> Any:
+    """Return `value` as JSON can express it; CheckpointError names what cannot be stored.
+
+    >>> encode_extra({"best": float("-inf"), "looks": 3})
+    {'best': {'$float': '-inf'}, 'looks': 3}
+    """
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of numpy or jax
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {_FLOAT: str(value)}
+    if isinstance(value, (list, tuple)):
+        return [encode_extra(each, f"{name}/{place}") for place, each in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {
+            _check_key(key, name): encode_extra(each, f"{name}/{key}")
+            for key, each in value.items()
+        }
+    raise CheckpointError(
+        f"{name} is a {type(value).__name__}, which cannot be stored beside a checkpoint's leaves; "
+        "expected numbers, strings, booleans, None, lists or mappings"
+    )
+
+
+def decode_extra(value: Any) -> Any:
+    """Return what `encode_extra` was given, with lists in place of tuples."""
+    if isinstance(value, list):
+        return [decode_extra(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_FLOAT}:
+        return float(value[_FLOAT])
+    return {key: decode_extra(each) for key, each in value.items()}
+
+
+def _check_key(key: Any, name: str) -> str:
+    if not isinstance(key, str) or key == _FLOAT:
+        raise CheckpointError(
+            f"{name} has the key {key!r}; expected a string other than {_FLOAT!r}"
+        )
+    return key
+
+
+def _must_have_manifest(directory: Path) -> bool:
     try:
-        said = json.loads(read_whole(directory / "_CHECKPOINT_METADATA", MAX_BYTES))
-        return "ftrain" in said["custom_metadata"]
+        metadata = json.loads(read_whole(directory / "_CHECKPOINT_METADATA", MAX_BYTES))
+        return "ftrain" in metadata["custom_metadata"]
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, RecursionError):
         return False
 
 
-def as_text(contents: Mapping[str, Any]) -> str:
-    """A manifest as it is written: always in the same way, so that every byte of the file is known."""
+def format_manifest(contents: Mapping[str, Any]) -> str:
+    """Return the text of a manifest. It is canonical, so every byte of the file can be checked."""
     body = json.dumps(contents, sort_keys=True, allow_nan=False)  # NaN and Infinity are not JSON
     return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'/'.join(map(str, first['loc'])):.80}: {first['msg']:.200}"
-    return in_one_line(error)
+    return summarize_error(error)

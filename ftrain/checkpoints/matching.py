@@ -1,4 +1,4 @@
-"""Matching: which leaf of a checkpoint is to become which leaf of a tree."""
+"""Matching: which leaf of a checkpoint becomes which leaf of a tree, and with which dtype."""
 
 import dataclasses
 import re
@@ -6,24 +6,26 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from ftrain.checkpoints.casting import kind_of
 from ftrain.checkpoints.errors import CheckpointError, MismatchError
 
-UNKNOWN = "?"  # whether a leaf of plain Orbax is a key
-WAY_OUT = (
+_UNKNOWN = "?"  # plain Orbax does not record whether a leaf is a random key
+_KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
+_WAY_OUT = (
     "strict=False takes what fits, include, exclude and rename a part of it, cast=True other dtypes"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What of a checkpoint is taken.
+    """Which leaves of a checkpoint are restored.
 
-    Of the leaves of a tree, those whose whole name matches a pattern of `include` (all, if there is none) and none of
-    `exclude`; the others keep their values. `rename` maps patterns of names in the checkpoint to the names in the tree.
-    With `cast`, numbers may change their dtype. Without `strict`, whatever does not fit keeps its value too.
+    A leaf of the tree is restored if its whole name matches a pattern of `include` (or there is
+    none) and no pattern of `exclude`; the others keep their values. `rename` maps patterns of names
+    in the checkpoint to names in the tree. With `cast`, numbers may change their dtype. Without
+    `strict`, leaves that do not fit keep their values too.
     """
 
     strict: bool = True
@@ -40,11 +42,12 @@ class Selection:
                 raise CheckpointError(f"{pattern!r} is not a regular expression: {error}") from None
 
     def takes(self, name: str) -> bool:
-        is_included = not self.include or _matches(name, self.include)
-        return is_included and not _matches(name, self.exclude)
+        """Return True if a leaf of the tree is restored."""
+        is_included = not self.include or matches_any(name, self.include)
+        return is_included and not matches_any(name, self.exclude)
 
     def renamed(self, name: str) -> str:
-        """A name as the first pattern that is in it says."""
+        """Return a name of the checkpoint as changed by the first pattern that it contains."""
         for pattern, replacement in self.rename.items():
             if re.search(pattern, name):
                 try:
@@ -59,66 +62,93 @@ class Selection:
 def match(
     path: Path | str,
     found: Mapping[str, Any],
-    wanted: Mapping[str, Any],
+    expected: Mapping[str, Any],
     selection: Selection,
     *,
     hint: bool = True,
 ) -> dict[str, str]:
-    """The name in the checkpoint of every leaf that is taken; all that does not fit is told in one error."""
+    """Map each leaf to restore to its checkpoint name; one error lists all that do not fit."""
     saved = _renamed(path, found, selection)
-    _check_patterns(path, found, {*saved, *wanted}, selection)
-    taken = {name: saved[name] for name in wanted if selection.takes(name) and name in saved}
-    other = [name for name in taken if not _fits(found[taken[name]], wanted[name], selection.cast)]
-    missing = [name for name in wanted if selection.takes(name) and name not in saved]
-    unexpected = [name for name in saved if selection.takes(name) and name not in wanted]
-    if selection.strict and (missing or unexpected or other):
+    _check_patterns(path, found, {*saved, *expected}, selection)
+    taken = {name: saved[name] for name in expected if selection.takes(name) and name in saved}
+    misfits = [
+        name for name in taken if not _fits(found[taken[name]], expected[name], selection.cast)
+    ]
+    missing = [name for name in expected if selection.takes(name) and name not in saved]
+    unexpected = [name for name in saved if selection.takes(name) and name not in expected]
+    if selection.strict and (missing or unexpected or misfits):
         phrases = [f"leaf {name} is missing" for name in missing]
         phrases += [f"leaf {name} is not expected" for name in unexpected]
         phrases += [
-            f"leaf {name} is {_describe_kind(found[taken[name]])}, expected {_describe_kind(wanted[name])}"
-            for name in other
+            f"leaf {name} is {_describe_kind(found[taken[name]])}, "
+            f"expected {_describe_kind(expected[name])}"
+            for name in misfits
         ]
-        raise MismatchError(path, phrases, WAY_OUT if hint else "")
-    fitting = {name: source for name, source in taken.items() if name not in other}
+        raise MismatchError(path, phrases, _WAY_OUT if hint else "")
+    fitting = {name: source for name, source in taken.items() if name not in misfits}
     if not fitting:
         raise MismatchError(
-            path, [f"of its {len(found)} leaves none is taken; it has {_some(found)}"]
+            path, [f"none of its {len(found)} leaves is selected; it has {_list_some(found)}"]
         )
     return fitting
 
 
-def describe(leaf: Any) -> str:
-    """The dtype and shape of a leaf."""
+def describe_leaf(leaf: Any) -> str:
+    """Return the dtype and shape of a leaf as text."""
     try:
         dtype = np.dtype(leaf.dtype).name
-    except TypeError:  # text, and other things of TensorFlow's
+    except TypeError:  # text, and other types of TensorFlow
         dtype = str(leaf.dtype)
     return f"{dtype}{list(leaf.shape)}"
 
 
 def _describe_kind(leaf: Any) -> str:
     key = getattr(leaf, "key", None)
-    return describe(leaf) + (f" (a key of {key})" if key else "")
+    return describe_leaf(leaf) + (f" (a key of {key})" if key else "")
 
 
 def as_patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
-    """One pattern or several."""
+    """Return one pattern or several as a tuple."""
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def kind_of(dtype: Any) -> type | None:
+    """Return the kind of a dtype: boolean, integer, real or complex; None if not of numbers."""
+    try:
+        return next((kind for kind in _KINDS if jnp.issubdtype(np.dtype(dtype), kind)), None)
+    except TypeError:  # not a numpy dtype
+        return None
+
+
+def cast(value: np.ndarray, dtype: Any, name: str, *, copy: bool = False) -> np.ndarray:
+    """Return the value of a leaf in another dtype; an error if a number does not fit into it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        new = value.astype(dtype, copy=copy)
+    if new.dtype == value.dtype:
+        return new
+    is_lost = (
+        new != value if kind_of(dtype) is np.integer else np.isfinite(new) != np.isfinite(value)
+    )
+    if np.any(is_lost):
+        raise CheckpointError(
+            f"leaf {name} is {value.dtype} in the checkpoint, with values too large for {dtype}"
+        )
+    return new
 
 
 def _check_patterns(
     path: Path | str, found: Iterable[str], names: Iterable[str], selection: Selection
 ) -> None:
-    """A pattern that is about no leaf is a slip."""
+    """A pattern that matches no leaf is an error: it is misspelled."""
     for pattern in (*selection.include, *selection.exclude):
         if not any(re.fullmatch(pattern, name) for name in names):
             raise CheckpointError(
-                f"{path}: no leaf has a name that is, as a whole, {pattern!r}; there are {_some(names)}"
+                f"{path}: pattern {pattern!r} matches no leaf; there are {_list_some(names)}"
             )
     for pattern in selection.rename:
         if not any(re.search(pattern, name) for name in found):
             raise CheckpointError(
-                f"{path}: no leaf has a name with {pattern!r} in it; there are {_some(found)}"
+                f"{path}: rename pattern {pattern!r} is found in no leaf; there are {_list_some(found)}"
             )
 
 
@@ -128,29 +158,32 @@ def _renamed(path: Path | str, found: Iterable[str], selection: Selection) -> di
         new = selection.renamed(name)
         if new in saved:
             raise CheckpointError(
-                f"{path}: leaves {saved[new]} and {name} would both be {new}; mend the renames"
+                f"{path}: leaves {saved[new]} and {name} would both be {new}; change rename"
             )
         saved[new] = name
     return saved
 
 
-def _fits(found: Any, wanted: Any, may_cast: bool) -> bool:
+def _fits(found: Any, expected: Any, may_cast: bool) -> bool:
     is_castable = (
         may_cast
         and kind_of(found.dtype) is not None
-        and kind_of(found.dtype) == kind_of(wanted.dtype)
+        and kind_of(found.dtype) == kind_of(expected.dtype)
     )
-    is_same_key = getattr(found, "key", UNKNOWN) in (UNKNOWN, getattr(wanted, "key", None))
-    is_same_dtype = np.dtype(found.dtype) == np.dtype(wanted.dtype)
+    is_same_key = getattr(found, "key", _UNKNOWN) in (_UNKNOWN, getattr(expected, "key", None))
+    is_same_dtype = np.dtype(found.dtype) == np.dtype(expected.dtype)
     return (
-        tuple(found.shape) == tuple(wanted.shape) and is_same_key and (is_castable or is_same_dtype)
+        tuple(found.shape) == tuple(expected.shape)
+        and is_same_key
+        and (is_castable or is_same_dtype)
     )
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return True if a whole name matches one of the patterns."""
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def _some(names: Iterable[str]) -> str:
+def _list_some(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

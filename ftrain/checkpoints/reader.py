@@ -1,30 +1,36 @@
-"""Readers: single leaves of a checkpoint, without the rest of it; ftrain's, plain Orbax's or TensorFlow's."""
+"""Readers: single leaves of a checkpoint of ftrain, plain Orbax or TensorFlow; and their export."""
 
 import difflib
 import math
-from collections.abc import Mapping
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from ftrain.checkpoints.errors import CheckpointError, DamagedError, in_one_line
-from ftrain.checkpoints.finding import locate
-from ftrain.checkpoints.layout import leaf_specs, open_leaves
+from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
 from ftrain.checkpoints.manifest import read_manifest
-from ftrain.checkpoints.matching import describe
-from ftrain.checkpoints.verifying import is_as_saved
+from ftrain.checkpoints.matching import Selection, as_patterns, describe_leaf
+from ftrain.checkpoints.orbax_layout import leaf_specs, open_leaves
+from ftrain.checkpoints.paths import find_checkpoint
+from ftrain.checkpoints.verification import has_saved_values
 from ftrain.formats import TfCheckpoint, TfCheckpointError, is_tf_checkpoint
-from ftrain.storage import raise_if_transient, retry
+from ftrain.storage import raise_if_transient, replacing, retry
+
+ExportFormat = Literal["safetensors", "npz"]
 
 
 class Variable(NamedTuple):
+    """The shape and dtype of a leaf."""
+
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def bytes(self) -> int:
-        """Its size; 0 of text, and of what only TensorFlow knows."""
+        """Its size; 0 for text and for dtypes that only TensorFlow has."""
         try:
             return math.prod(self.shape) * np.dtype(self.dtype).itemsize
         except TypeError:
@@ -42,28 +48,66 @@ class CheckpointReader(Protocol):
 
 
 def open_reader(path: str | Path) -> CheckpointReader:
-    """A reader of a checkpoint; of the latest one, if `path` is a directory of them or of a run."""
+    """Open a checkpoint; the latest one, if `path` is a run or a directory of checkpoints."""
 
-    def open_located() -> CheckpointReader:
-        found = locate(path)
-        return _TensorFlow(found) if is_tf_checkpoint(found) else _Orbax(found)
+    def open_found() -> CheckpointReader:
+        found = find_checkpoint(path)
+        return _TensorFlowReader(found) if is_tf_checkpoint(found) else _OrbaxReader(found)
 
-    return retry(open_located)
+    return retry(open_found)
 
 
 def list_variables(path: str | Path) -> list[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of all leaves of a checkpoint."""
+    """Return the names and shapes of all leaves of a checkpoint."""
     return [(name, variable.shape) for name, variable in open_reader(path).variables.items()]
 
 
 def load_variable(path: str | Path, name: str) -> np.ndarray:
-    """One leaf of a checkpoint."""
+    """Return one leaf of a checkpoint."""
     return open_reader(path).read(name)
 
 
-class _Orbax:
+def export(
+    reader: CheckpointReader,
+    path: Path,
+    to: ExportFormat,
+    *,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    done: Callable[[str], None] = lambda name: None,
+) -> list[str]:
+    """Write the leaves whose whole names match to one file, atomically, and return their names.
+
+    `done` is called with each leaf's name. numpy's format has no bfloat16 and similar types: there
+    they become float32, which holds all of their values.
+    """
+    chosen = Selection(include=as_patterns(include), exclude=as_patterns(exclude))
+    names = [name for name in reader.variables if chosen.takes(name)]
+    if not names:
+        raise CheckpointError(
+            f"{reader.path}: the patterns select none of its {len(reader.variables)} leaves"
+        )
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path} cannot be written: there is no directory {path.parent}")
+    text = [name for name in names if reader.variables[name].dtype == "string"]
+    if text:
+        raise CheckpointError(
+            f"{reader.path}: leaf {text[0]} is text, which {to} does not hold; exclude it"
+        )
+    write = {"safetensors": _write_safetensors, "npz": _write_npz}[to]
+    with replacing(path, path.with_name(f".{path.name}.part")) as temporary:
+        write(reader, names, temporary, done)
+        temporary.chmod(0o666 & ~_umask())  # safetensors keeps other users from reading it
+    return names
+
+
+class _OrbaxReader:
+    """Reads a checkpoint of ftrain or plain Orbax."""
+
     def __init__(self, path: Path):
-        self.path, self._manifest, self._specs = path, read_manifest(path), leaf_specs(path)
+        self.path = path
+        self._manifest = read_manifest(path)
+        self._specs = leaf_specs(path)
         leaves = (
             self._manifest.leaves if self._manifest else open_leaves(path, self._specs, self._specs)
         )
@@ -73,27 +117,29 @@ class _Orbax:
         }
 
     def read(self, name: str, *, verify: bool = True) -> np.ndarray:
+        """Return the values of a leaf."""
         return retry(lambda: self._read(name, verify))
 
     def _read(self, name: str, verify: bool) -> np.ndarray:
-        wanted = _known(self, name)
-        if 0 in wanted.shape:
-            return np.empty(wanted.shape, wanted.dtype)
+        expected = _find_variable(self, name)
+        if 0 in expected.shape:
+            return np.empty(expected.shape, expected.dtype)
         if name not in self._specs:
             raise DamagedError(self.path, [f"leaf {name} is missing"])
         found = open_leaves(self.path, self._specs, [name])[name]
-        if describe(found) != describe(wanted):
+        if describe_leaf(found) != describe_leaf(expected):
             raise DamagedError(
-                self.path, [f"leaf {name} is {describe(found)}, expected {describe(wanted)}"]
+                self.path,
+                [f"leaf {name} is {describe_leaf(found)}, expected {describe_leaf(expected)}"],
             )
         try:
             value = found.read()
         except ValueError as error:
             raise_if_transient(error, self.path)
             raise DamagedError(
-                self.path, [f"leaf {name} cannot be read: {in_one_line(error)}"]
+                self.path, [f"leaf {name} cannot be read: {summarize_error(error)}"]
             ) from error
-        if verify and self._manifest and not is_as_saved(value, self._manifest.leaves[name]):
+        if verify and self._manifest and not has_saved_values(value, self._manifest.leaves[name]):
             raise DamagedError(self.path, [f"leaf {name} has other values than were saved"])
         return value
 
@@ -101,8 +147,8 @@ class _Orbax:
         return str(self.path)
 
 
-class _TensorFlow:
-    """TensorFlow's; of an object-based one the variables are named by the objects, as `model/dense/kernel`."""
+class _TensorFlowReader:
+    """Reads a TensorFlow checkpoint; in an object-based one, names are paths of objects."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -121,10 +167,9 @@ class _TensorFlow:
         }
 
     def read(self, name: str, *, verify: bool = True) -> np.ndarray:
-        if (
-            name not in self._checkpoint.variables
-        ):  # where it may stand under the name that is on disk
-            _known(self, name)
+        """Return the values of a variable, by its object's name or its name on disk."""
+        if name not in self._checkpoint.variables:
+            _find_variable(self, name)
         try:
             return retry(lambda: self._checkpoint.read(self._keys.get(name, name), verify=verify))
         except TfCheckpointError as error:
@@ -134,7 +179,7 @@ class _TensorFlow:
         return str(self.path)
 
 
-def _known(reader: CheckpointReader, name: str) -> Variable:
+def _find_variable(reader: CheckpointReader, name: str) -> Variable:
     if name not in reader.variables:
         near = difflib.get_close_matches(name, reader.variables, n=3)
         hint = (
@@ -144,3 +189,39 @@ def _known(reader: CheckpointReader, name: str) -> Variable:
         )
         raise CheckpointError(f"{reader.path} has no leaf {name!r}{hint}")
     return reader.variables[name]
+
+
+def _write_safetensors(
+    reader: CheckpointReader, names: Sequence[str], path: Path, done: Callable[[str], None]
+) -> None:
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    arrays: dict[str, np.ndarray] = {}
+    for name in names:
+        arrays[name] = np.asarray(reader.read(name), order="C")
+        done(name)
+    try:
+        save_file(arrays, path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{reader.path}: safetensors refuses it: {error}") from error
+
+
+def _write_npz(
+    reader: CheckpointReader, names: Sequence[str], path: Path, done: Callable[[str], None]
+) -> None:
+    """Write one leaf at a time, so that only one is in memory."""
+    with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+        for name in names:
+            value = reader.read(name)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(
+                    file, value.astype(np.float32) if value.dtype.kind == "V" else value
+                )
+            done(name)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,4 +1,4 @@
-"""Vocabularies: the rows of a table follow their words from an old vocabulary to a new one."""
+"""Vocabularies: move the rows of a table from an old vocabulary to a new one."""
 
 import os
 from collections.abc import Sequence
@@ -12,19 +12,18 @@ from jax.nn.initializers import Initializer
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.paths import expanded
 
-Words = (
-    str | os.PathLike[str] | Sequence[str]
-)  # the path of a file with one word to a line, or the words themselves
+Words = str | os.PathLike[str] | Sequence[str]  # a file with one word a line, or the words
 Shape = tuple[int, ...]
 
 
 class VocabInfo(NamedTuple):
-    """The words behind one axis of a leaf, now and in the checkpoint that it is warm-started from.
+    """The words of one axis of a leaf, and those of the checkpoint that it is warm-started from.
 
-    The leaf has a row for each of the first `new_vocab_size` words of `new_vocab`, and after them one for each of
-    `num_oov_buckets`. The checkpoint's has one for each of the first `old_vocab_size` words of `old_vocab`, or of all
-    of them with -1; what comes after these is left behind. Rows of new words and of buckets are made by
-    `backup_initializer`, which is called with the shape of the whole leaf, or are zero without one.
+    The leaf has a row for each of the first `new_vocab_size` words of `new_vocab`, then one for
+    each of `num_oov_buckets`. The checkpoint has a row for each of the first `old_vocab_size` words
+    of `old_vocab` (-1: all of them); further rows are ignored. Rows of new words and of buckets
+    come from `backup_initializer`, called with the shape of the whole leaf, or are zero if it is
+    None.
     """
 
     new_vocab: Words
@@ -37,7 +36,7 @@ class VocabInfo(NamedTuple):
 
 
 class Vocabularies(NamedTuple):
-    """A VocabInfo and the words that it is about."""
+    """A VocabInfo and its words."""
 
     info: VocabInfo
     old_words: list[str]
@@ -52,7 +51,7 @@ def remap(
     fresh: np.ndarray,
     axis: int = 0,
 ) -> np.ndarray:
-    """A copy of `fresh` in which the row of every word that is old too comes from `old`.
+    """Return a copy of `fresh` with the rows of `old` for words of both vocabularies.
 
     >>> remap(np.array([1, 2, 3]), ["a", "b", "c"], ["c", "d", "a"], fresh=np.array([7, 8, 9, 10]))
     array([ 3,  8,  1, 10])
@@ -66,7 +65,7 @@ def remap(
 
 
 def read_vocabularies(info: VocabInfo) -> Vocabularies:
-    """Both vocabularies, if their sizes make sense and no word is in one of them twice."""
+    """Read both vocabularies; an error if a size is wrong, or a word occurs twice in one."""
     if info.new_vocab_size < 1:
         raise CheckpointError(f"new_vocab_size is {info.new_vocab_size}, expected at least 1")
     if info.old_vocab_size < 1 and info.old_vocab_size != -1:
@@ -82,14 +81,15 @@ def read_vocabularies(info: VocabInfo) -> Vocabularies:
 
 
 def describe_misfit(vocabs: Vocabularies, old: Shape, new: Shape) -> str | None:
-    """Why a leaf of shape `new` cannot come from a table of shape `old`, or None if it can."""
-    info, axis = vocabs.info, vocabs.info.axis
+    """Return why a leaf of shape `new` cannot come from a table of shape `old`; None if it can."""
+    info = vocabs.info
+    axis = info.axis
     if not 0 <= axis < len(new):
         return f"is {list(new)} and has no axis {axis}"
-    wanted = info.new_vocab_size + info.num_oov_buckets
-    if new[axis] != wanted:
+    expected = info.new_vocab_size + info.num_oov_buckets
+    if new[axis] != expected:
         parts = f"new_vocab_size {info.new_vocab_size} and num_oov_buckets {info.num_oov_buckets}"
-        return f"is {list(new)}, expected {wanted} along axis {axis}: {parts}"
+        return f"is {list(new)}, expected {expected} along axis {axis}: {parts}"
     if len(old) != len(new) or old[:axis] != new[:axis] or old[axis + 1 :] != new[axis + 1 :]:
         like = ", ".join("*" if place == axis else str(size) for place, size in enumerate(new))
         return f"is {list(old)} in the checkpoint, expected [{like}]"
@@ -102,7 +102,7 @@ def describe_misfit(vocabs: Vocabularies, old: Shape, new: Shape) -> str | None:
 
 
 def transfer(vocabs: Vocabularies, old: np.ndarray, shape: Shape, key: jax.Array) -> np.ndarray:
-    """The table for the new vocabulary, of this shape and of the old one's dtype."""
+    """Return the table for the new vocabulary, with this shape and the dtype of the old table."""
     fresh = _make_fresh(vocabs.info.backup_initializer, shape, old.dtype, key)
     return remap(old, vocabs.old_words, vocabs.new_words, fresh=fresh, axis=vocabs.info.axis)
 
@@ -112,20 +112,21 @@ def _make_fresh(
 ) -> np.ndarray:
     if initializer is None:
         return np.zeros(shape, dtype)
-    # In 32 bits where jax has no more: asked for numpy's 64, it would warn.
+    # jax warns if it is asked for 64 bits that are not enabled.
     return np.asarray(initializer(key, shape, jax.dtypes.canonicalize_dtype(dtype))).astype(
         dtype, copy=False
     )
 
 
 def _read_words(vocab: Words, size: int, argument: str) -> list[str]:
-    """The first `size` words, or all of them with -1."""
+    """Return the first `size` words; all of them if it is -1."""
     limit = None if size == -1 else size
     if isinstance(vocab, (str, os.PathLike)):
         where = f"{argument} {os.fspath(vocab)}"
         words = _read_lines(vocab, limit, where)
     else:
-        where, words = argument, list(vocab[:limit])
+        where = argument
+        words = list(vocab[:limit])
     if len(words) < size:
         raise CheckpointError(
             f"{where} has {len(words)} words, expected {size}; lower {argument}_size"
@@ -136,7 +137,7 @@ def _read_words(vocab: Words, size: int, argument: str) -> list[str]:
 
 def _read_lines(path: str | os.PathLike[str], limit: int | None, where: str) -> list[str]:
     try:
-        # Only "\n" ends a line, whatever else Unicode counts as one; and words need not be valid UTF-8.
+        # Only "\n" ends a line, unlike in `splitlines`; and words need not be valid UTF-8.
         with open(expanded(path), encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return [line.rstrip("\r\n") for line in islice(file, limit)]
     except OSError as error:

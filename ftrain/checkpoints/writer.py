@@ -1,8 +1,13 @@
-"""The writing side of a manager: one save at a time, behind the caller's back, and one writer to a directory."""
+"""The writer of a manager: one save at a time, in the background, and one writer to a directory.
+
+Orbax writes a checkpoint as `STEP.saving`, then the manifest is added, and the directory gets its
+final name: a checkpoint is complete or not there at all.
+"""
 
 import dataclasses
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,32 +15,71 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import jax
+import numpy as np
 
-from ftrain.checkpoints import keeping, writing
-from ftrain.checkpoints.catalog import committed, numbered, path_of, read_catalog
-from ftrain.checkpoints.errors import CheckpointError, SaveError, in_one_line
-from ftrain.checkpoints.lock import wait_for
-from ftrain.checkpoints.retention import Record, Retention
-from ftrain.checkpoints.snapshot import as_given, take
-from ftrain.storage import raise_if_transient, retry
-from ftrain.tree import Tree
+from ftrain.checkpoints import cleanup, multihost
+from ftrain.checkpoints.array_values import crc32c_of, digest_of, in_parallel, is_finite
+from ftrain.checkpoints.catalog import (
+    REPLACED,
+    Record,
+    Retention,
+    committed_steps,
+    numbered_steps,
+    read_catalog,
+    step_path,
+)
+from ftrain.checkpoints.errors import CheckpointError, SaveError, summarize_error
+from ftrain.checkpoints.lock import wait_for_lock
+from ftrain.checkpoints.manifest import (
+    File,
+    Leaf,
+    Manifest,
+    format_index,
+    whole_index,
+)
+from ftrain.checkpoints.matching import matches_any
+from ftrain.checkpoints.orbax_layout import OrbaxSave, leaf_specs, open_leaves, start_orbax_save
+from ftrain.checkpoints.snapshot import LeafSnapshot, as_orbax_leaf, as_orbax_tree, take_snapshot
+from ftrain.storage import exists, list_files, raise_if_transient, retry, sync
+from ftrain.tree import Tree, named_leaves
 
-LOCK = ".writer.lock"  # held by whoever writes a checkpoint, while it does
+_LOCK = ".writer.lock"  # held by the process that writes a checkpoint
 
 T = TypeVar("T")
 
 
+@dataclasses.dataclass(frozen=True)
+class _SaveRequest:
+    """A checkpoint to write."""
+
+    directory: Path
+    step: int
+    snapshot: Tree  # of `LeafSnapshot`
+    time: float
+    metrics: dict[str, float]
+    allow_nonfinite: tuple[str, ...]  # patterns of leaves that may have non-finite values
+    extra: dict[str, Any] | None = None  # encoded
+    response: OrbaxSave | None = None  # set if Orbax was started by the caller's thread
+
+    @property
+    def staged(self) -> Path:
+        """Where it is written before it gets its final name."""
+        return self.directory / f"{self.step}{cleanup.SAVING}"
+
+
 class Writer:
-    """Writes checkpoints to a directory, and lets go of those that need not stay."""
+    """Writes checkpoints to a directory, and deletes those that need not stay."""
 
     def __init__(
-        self, retention: Retention, may_be_infinite: tuple[str, ...], clock: Callable[[], float]
+        self, retention: Retention, allow_nonfinite: tuple[str, ...], clock: Callable[[], float]
     ):
-        self._directory = Path()  # known once it is written to
-        self._retention, self._may_be_infinite = retention, may_be_infinite
-        self._clock, self._opened = clock, clock()
-        self._unfinished: Future[list[str]] | None = None
-        self._swept: int | None = None  # the directory, once it was put in order
+        self._directory = Path()  # set by `start`
+        self._retention = retention
+        self._allow_nonfinite = allow_nonfinite
+        self._clock = clock
+        self._opened = clock()
+        self._pending: Future[list[str]] | None = None
+        self._inode: int | None = None  # of the directory, once leftovers were removed from it
 
     def start(
         self,
@@ -48,166 +92,290 @@ class Writer:
         overwrite: bool,
         damaged: set[int],
     ) -> None:
-        """Start to write; what is `damaged` is put aside first, or it would count as one of the newest."""
+        """Start to write a checkpoint in the background.
+
+        `damaged` steps are moved aside first, or they would count among the newest.
+        """
         self._directory = directory
-        measured = finite(metrics)
-        held = take(tree)
+        finite_metrics = _select_finite(metrics)
+        snapshot = take_snapshot(tree)
         lock = None
         try:
             lock = retry(self._lock_directory) if jax.process_index() == 0 else None
-            retry(lambda: self._make_room(step, overwrite, damaged))
+            retry(lambda: self._prepare_directory(step, overwrite, damaged))
             times = [record.time for record in retry(lambda: read_catalog(self._directory).records)]
-            now = max([self._clock(), *times])  # clocks are put back at times
-            order = writing.Order(
-                self._directory, step, held, now, measured, self._may_be_infinite, extra
+            now = max([self._clock(), *times])  # a clock may have been set back
+            request = _SaveRequest(
+                self._directory, step, snapshot, now, finite_metrics, self._allow_nonfinite, extra
             )
-            if (
-                jax.process_count() > 1
-            ):  # only the thread that runs the steps may call what processes do together
-                order = dataclasses.replace(
-                    order, begun=writing.begin(order.staged, as_given(tree))
-                )
+            if jax.process_count() > 1:
+                # Orbax synchronizes processes: all must call it in the order of their steps.
+                response = start_orbax_save(request.staged, as_orbax_tree(tree))
+                request = dataclasses.replace(request, response=response)
         except BaseException as error:
             if lock is not None:
                 lock.close()
             if isinstance(error, OSError):
-                raise self._failure(step, error) from error
+                raise self._as_save_error(step, error) from error
             raise
-        self._unfinished = _in_background(lambda: self._finish(order, lock))
+        self._pending = _run_in_background(lambda: self._finish(request, lock))
 
     def complete(
         self, directory: Path, step: int, metrics: Mapping[str, float], extra: dict[str, Any] | None
     ) -> None:
-        """Add to what is known of a checkpoint that is written. Of several processes the first one does it."""
-        if jax.process_index() == 0:
-            try:
-                keeping.complete(
-                    directory, step, finite(metrics), extra or {}, self._retention, self._opened
-                )
-            except OSError as error:
-                path = path_of(directory, step)
-                raise SaveError(
-                    f"the metrics of {path} were not completed: {in_one_line(error)}"
-                ) from error
+        """Add metrics and extra values to a checkpoint; of several processes, process 0 does it."""
+        if jax.process_index() != 0:
+            return
+        try:
+            cleanup.complete_checkpoint(
+                directory, step, _select_finite(metrics), extra or {}, self._retention, self._opened
+            )
+        except OSError as error:
+            path = step_path(directory, step)
+            raise SaveError(
+                f"the metrics of {path} were not completed: {summarize_error(error)}"
+            ) from error
 
     def wait(self) -> list[str]:
-        """Wait for the save that is under way; the answer is what there is to tell of it."""
-        if self._unfinished is None:
+        """Wait for the pending save, and return its warnings."""
+        if self._pending is None:
             return []
-        future = self._unfinished
-        wait([future])  # an interrupt here leaves everything as it is
-        self._unfinished = None
+        future = self._pending
+        wait([future])  # if this is interrupted, the save is still pending
+        self._pending = None
         return future.result()
 
-    def _finish(self, order: writing.Order, lock: IO[str] | None) -> list[str]:
-        """In a thread: write, and let go of what is no longer to be kept; the answer is what there is to tell."""
+    def _finish(self, request: _SaveRequest, lock: IO[str] | None) -> list[str]:
+        """In the background thread: write, update the catalog, and return warnings."""
         try:
-            suspicious = self._write(order)
+            nonfinite = _write_with_retries(request)
         except Exception as error:
-            writing.abandon(order)
-            raise self._failure(order.step, error) from error
+            _remove_partial(request)
+            raise self._as_save_error(request.step, error) from error
         else:
-            return [*self._suspicion(order.step, suspicious), *self._keep(order, bool(suspicious))]
+            return [
+                *self._warn_of_suspect(request.step, nonfinite),
+                *self._update_catalog(request, is_suspect=bool(nonfinite)),
+            ]
         finally:
             if lock is not None:
                 lock.close()
 
-    def _write(self, order: writing.Order) -> list[str]:
-        """Write; after a transient error once more from the start, unless several processes are at it together."""
-        if order.begun is not None:
-            return writing.write(order)
-
-        def attempt() -> list[str]:
-            try:
-                return writing.write(order)
-            except Exception as error:
-                raise_if_transient(error, order.staged)
-                raise
-
-        return retry(attempt, before_retry=lambda: writing.abandon(order))
-
-    def _keep(self, order: writing.Order, is_suspect: bool) -> list[str]:
-        """Enter a checkpoint into the catalog. It is written, so what goes wrong from here on is only told."""
+    def _update_catalog(self, request: _SaveRequest, *, is_suspect: bool) -> list[str]:
+        """Add a checkpoint to the catalog. It is written, so a failure here is only a warning."""
+        if jax.process_index() != 0:
+            return []
         try:
-            if jax.process_index() == 0 and is_suspect:
-                retry(lambda: keeping.let_go_of_suspects(self._directory, self._retention.keep))
-            elif jax.process_index() == 0:
-                record = Record(order.step, order.time, order.metrics)
-                retry(lambda: keeping.enter(self._directory, record, self._retention, self._opened))
+            if is_suspect:
+                retry(lambda: cleanup.prune_suspects(self._directory, self._retention.keep))
+                return []
+            record = Record(request.step, request.time, request.metrics)
+            retry(
+                lambda: cleanup.add_checkpoint(
+                    self._directory, record, self._retention, self._opened
+                )
+            )
         except OSError as error:
-            path = path_of(self._directory, order.step)
+            path = step_path(self._directory, request.step)
             return [
                 f"{path} was saved, but the catalog or an older one could not be changed: {error}"
             ]
         return []
 
-    def _suspicion(self, step: int, leaves: list[str]) -> list[str]:
-        if not leaves:
+    def _warn_of_suspect(self, step: int, nonfinite: list[str]) -> list[str]:
+        if not nonfinite:
             return []
-        named = ", ".join(leaves[:3]) + (", ..." if len(leaves) > 3 else "")
-        path = self._directory / f"{step}{writing.SUSPECT}"
-        why = "it was put aside and is not the latest (may_be_infinite names leaves that may be so)"
+        named = ", ".join(nonfinite[:3]) + (", ..." if len(nonfinite) > 3 else "")
+        path = self._directory / f"{step}{cleanup.SUSPECT}"
+        why = "it was put aside and is not the latest (allow_nonfinite lists leaves to ignore)"
         return [f"{path}: not finite: {named}; {why}"]
 
-    def _failure(self, step: int, error: Exception) -> SaveError:
-        reason = in_one_line(error) if self._is_there() else f"{self._directory} is no longer there"
+    def _as_save_error(self, step: int, error: Exception) -> SaveError:
+        reason = (
+            summarize_error(error)
+            if self._is_same_directory()
+            else f"{self._directory} no longer exists"
+        )
         try:
-            kept = f"checkpoints that are still there: {', '.join(map(str, committed(self._directory))) or 'none'}"
+            steps = ", ".join(map(str, committed_steps(self._directory)))
+            kept = f"remaining checkpoints: {steps or 'none'}"
         except OSError as failure:
-            kept = f"which checkpoints are still there cannot be listed: {failure.strerror}"
+            kept = f"remaining checkpoints cannot be listed: {failure.strerror}"
         return SaveError(f"{self._directory / str(step)} was not saved: {reason}; {kept}")
 
     def _lock_directory(self) -> IO[str]:
-        """The lock of who writes here, as soon as nobody else does."""
-        if self._swept is None:
+        """Wait until no other process writes here, and return the lock."""
+        if self._inode is None:
             self._directory.mkdir(parents=True, exist_ok=True)
-        if not self._is_there():  # Orbax would make it anew, and nobody would know what was lost
-            raise FileNotFoundError(f"{self._directory} is no longer there")
-        return wait_for(self._directory / LOCK)
+        if not self._is_same_directory():  # Orbax would create it, and hide what was lost
+            raise FileNotFoundError(f"{self._directory} no longer exists")
+        return wait_for_lock(self._directory / _LOCK)
 
-    def _make_room(self, step: int, overwrite: bool, damaged: set[int]) -> None:
-        """See to it that nothing stands where the checkpoint is to be."""
+    def _prepare_directory(self, step: int, overwrite: bool, damaged: set[int]) -> None:
+        """Move away what stands where the checkpoint will be; an error if that is a good one."""
         if jax.process_index() == 0:
-            self._put_in_order(step, damaged)
-        if step in committed(self._directory) and not overwrite:
+            self._move_obstacles(step, damaged)
+        if step in committed_steps(self._directory) and not overwrite:
             raise CheckpointError(
-                f"{path_of(self._directory, step)} exists already; overwrite=True would replace it"
+                f"{step_path(self._directory, step)} exists already; overwrite=True would replace it"
             )
 
-    def _put_in_order(self, step: int, damaged: set[int]) -> None:
-        if self._swept is None:
-            writing.sweep(self._directory)
-            self._swept = self._directory.stat().st_ino
-        for each in damaged & {*numbered(self._directory)}:
-            writing.put_aside(path_of(self._directory, each), writing.DAMAGED)
-        if os.path.lexists(path_of(self._directory, step)) and step not in committed(
-            self._directory
-        ):
-            writing.put_aside(path_of(self._directory, step), writing.INCOMPLETE)
+    def _move_obstacles(self, step: int, damaged: set[int]) -> None:
+        if self._inode is None:
+            cleanup.remove_leftovers(self._directory)
+            self._inode = self._directory.stat().st_ino
+        for each in damaged & {*numbered_steps(self._directory)}:
+            cleanup.move_aside(step_path(self._directory, each), cleanup.DAMAGED)
+        path = step_path(self._directory, step)
+        if os.path.lexists(path) and step not in committed_steps(self._directory):
+            cleanup.move_aside(path, cleanup.INCOMPLETE)
 
-    def _is_there(self) -> bool:
-        """Whether the directory is still the one that was put in order."""
+    def _is_same_directory(self) -> bool:
+        """Return True if the directory is still the one that was saved to before."""
         try:
-            return self._swept in (None, self._directory.stat().st_ino)
+            return self._inode in (None, self._directory.stat().st_ino)
         except FileNotFoundError:
-            return self._swept is None
-        except OSError:  # it cannot be asked now, which does not make it another directory
+            return self._inode is None
+        except OSError:  # it cannot be read now, which does not make it another directory
             return True
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that a checkpoint can be compared by."""
+def _write_with_retries(request: _SaveRequest) -> list[str]:
+    """Write; after a transient error start again, unless several processes save together."""
+    if request.response is not None:
+        return _write(request)
+
+    def attempt() -> list[str]:
+        try:
+            return _write(request)
+        except Exception as error:
+            raise_if_transient(error, request.staged)
+            raise
+
+    return retry(attempt, before_retry=lambda: _remove_partial(request))
+
+
+def _write(request: _SaveRequest) -> list[str]:
+    """Write a checkpoint, and return the names of non-finite leaves, which make it suspect."""
+    staged = request.staged
+    with ThreadPoolExecutor(1) as digesting:
+        described = digesting.submit(
+            _describe, named_leaves(request.snapshot)
+        )  # while Orbax writes
+        response = request.response or start_orbax_save(
+            staged, jax.tree.map(as_orbax_leaf, request.snapshot)
+        )
+        try:
+            response.result()
+            leaves, nonfinite = described.result()
+        except Exception as error:
+            if jax.process_index() > 0:
+                multihost.report_failure(staged, error)
+            raise
+    if jax.process_count() > 1:
+        leaves, nonfinite = multihost.gather(staged, leaves, nonfinite)
+    suspicious = [name for name in nonfinite if not matches_any(name, request.allow_nonfinite)]
+    final = f"{request.step}{cleanup.SUSPECT if suspicious else ''}"
+    if jax.process_index() == 0:
+        _check_written(staged, leaves)
+        _make_manifest(request, leaves, suspicious).write(staged)
+        _rename_to_final(request, final)
+    multihost.wait_until_renamed(staged, multihost.timeout_for(leaves))
+    names = (f"{request.step}{cleanup.SUSPECT}", f"{request.step}")
+    if not any(exists(request.directory / name) for name in names):
+        multihost.remove_report(staged)
+        raise SaveError("process 0 could not finish it")
+    return suspicious
+
+
+def _describe(snapshot: dict[str, LeafSnapshot]) -> tuple[dict[str, Leaf], list[str]]:
+    """Return each leaf for the manifest, and the names of non-finite leaves."""
+
+    def describe(leaf: LeafSnapshot) -> tuple[Leaf, bool]:
+        pieces = [(whole_index(leaf.shape), leaf.value())] if leaf.is_whole else leaf.pieces
+        digests = {format_index(index, leaf.shape): digest_of(value) for index, value in pieces}
+        finite = all(is_finite(value) for _, value in pieces)
+        return Leaf(shape=leaf.shape, dtype=leaf.dtype.name, pieces=digests, key=leaf.key), finite
+
+    described = dict(zip(snapshot, in_parallel(describe, snapshot.values()), strict=True))
+    leaves = {name: leaf for name, (leaf, _) in described.items()}
+    return leaves, [name for name, (_, finite) in described.items() if not finite]
+
+
+def _check_written(staged: Path, leaves: dict[str, Leaf]) -> None:
+    """Check that all leaves are on disk before older checkpoints are deleted.
+
+    Another program may have changed the directory meanwhile.
+    """
+    specs = leaf_specs(staged)
+    stored = {name: leaf for name, leaf in leaves.items() if 0 not in leaf.shape}
+    if missing := stored.keys() - specs.keys():
+        raise SaveError(f"leaf {min(missing)} was not written")
+    written = sum(list_files(staged).values())
+    needed = sum(leaf.bytes for leaf in stored.values())
+    if written < needed:
+        raise SaveError(f"of {needed} bytes only {written} were written")
+    for name, found in open_leaves(staged, specs, stored).items():
+        if (found.shape, found.dtype) != (stored[name].shape, np.dtype(stored[name].dtype)):
+            raise SaveError(f"leaf {name} was written as {found.dtype}{list(found.shape)}")
+
+
+def _make_manifest(
+    request: _SaveRequest, leaves: dict[str, Leaf], suspicious: list[str]
+) -> Manifest:
+    sizes = list_files(request.staged)
+    checksums = in_parallel(lambda name: crc32c_of(request.staged / name), sizes)
+    for name in sizes:
+        sync(request.staged / name)
+    return Manifest(
+        step=request.step,
+        time=request.time,
+        metrics=request.metrics,
+        not_finite=suspicious,
+        leaves=leaves,
+        files={
+            name: File(size=size, crc32c=checksum)
+            for (name, size), checksum in zip(sizes.items(), checksums, strict=True)
+        },
+        extra=request.extra,
+    )
+
+
+def _rename_to_final(request: _SaveRequest, name: str) -> None:
+    final = request.directory / name
+    replaced = final.with_name(f"{name}{REPLACED}")
+    if exists(final):
+        final.rename(replaced)
+    sync(request.staged)
+    request.staged.rename(final)
+    sync(request.directory)
+    if replaced.exists():
+        cleanup.discard(replaced)
+
+
+def _remove_partial(request: _SaveRequest) -> None:
+    """Delete what was written of a failed save: the disk may be full."""
+    if jax.process_index() == 0 and request.directory.is_dir():
+        for path in request.directory.glob(f"{request.step}{cleanup.SAVING}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _select_finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics by which checkpoints can be compared."""
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _in_background(work: Callable[[], T]) -> Future[T]:
-    """Work in a thread of its own, which ends with it; the program does not end before it."""
+def _run_in_background(work: Callable[[], T]) -> Future[T]:
+    """Run in a new thread, which ends with the work; the program waits for it before it ends."""
 
     def begin() -> T:
-        time.sleep(0.001)  # or the caller would wait for its turn, 5 ms each time, to leave here
+        time.sleep(0.001)  # let the caller return first; else it waits for the GIL, 5 ms each time
         return work()
 
-    thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-    future = thread.submit(begin)
-    thread.shutdown(wait=False)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    future = pool.submit(begin)
+    pool.shutdown(wait=False)
     return future

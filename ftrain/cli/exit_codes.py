@@ -7,7 +7,7 @@ the processes again, as `ftrain launch` does. 1 is for any other failure.
 
 import errno
 
-from ftrain.launching.contract import PEER_FAILED, TRANSIENT, USER_ERROR
+from ftrain.launching.protocol import PEER_FAILED, TRANSIENT, USER_ERROR
 from ftrain.storage import is_transient
 
 
@@ -41,16 +41,17 @@ MISTAKES = (  # with a path that a user gave
 CODES = {
     "ftrain.config.load.ConfigError": USER_ERROR,
     "ftrain.paths.PathError": USER_ERROR,
-    "ftrain.cluster.line.MismatchError": USER_ERROR,
-    "ftrain.cluster.line.ClusterError": PEER_FAILED,  # what failed together may work when all are started again
+    "ftrain.cluster.control_protocol.MismatchError": USER_ERROR,
+    "ftrain.cluster.control_protocol.ClusterError": PEER_FAILED,  # a restart of all processes may help
     "ftrain.checkpoints.lock.HeldElsewhereError": TRANSIENT,  # by a host that may be lost: its lock ends in time
     "ftrain.checkpoints.lock.InUseError": USER_ERROR,
     "ftrain.checkpoints.errors.SaveError": 1,
     "ftrain.checkpoints.errors.CheckpointError": USER_ERROR,
     "builtins.TimeoutError": 1,
-    "ftrain.cli.data.errors.DataCommandError": USER_ERROR,
+    "ftrain.cli.data.arguments.DataCommandError": USER_ERROR,
     "ftrain.formats.examples.conversions.SpecError": USER_ERROR,
     "ftrain.formats.records.framing.DamagedRecordError": 1,
+    "ftrain.formats.tables.rows.TableError": USER_ERROR,
     "ftrain.hooks.stopping.NotFiniteError": 1,
     "ftrain.training.metrics.UnknownMetricError": 2,
     "ftrain.training.recovery.NotReadyError": 1,

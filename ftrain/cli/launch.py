@@ -60,8 +60,8 @@ def launch(
 
     Options stand before CONFIG. Ctrl-C has the processes save and stop, twice ends them at once.
     """
-    from ftrain.launching import Job, supervise
-    from ftrain.launching.gpus import share_of_gpus
+    from ftrain.launching import LaunchSpec, supervise
+    from ftrain.launching.child_environment import share_of_gpus
 
     count = _check_processes(processes, processes_after_failure)
     if not 0 < hang_timeout < math.inf:
@@ -70,7 +70,7 @@ def launch(
         )
     _check_faults(inject, count)
     _check_host(host)
-    job = Job(
+    spec = LaunchSpec(
         _command(config, arguments or []),
         count,
         processes_after_failure=processes_after_failure,
@@ -82,7 +82,7 @@ def launch(
     )
     screen = _open_screen()
     try:
-        code = supervise(job, screen)
+        code = supervise(spec, screen)
     finally:
         screen.close()
     raise typer.Exit(code)
@@ -132,7 +132,7 @@ def _check_faults(inject: str | None, processes: int) -> None:
 
 
 def _check_host(host: str) -> None:
-    from ftrain.launching.ports import free_addresses
+    from ftrain.launching.child_environment import free_addresses
 
     try:
         free_addresses(1, host)

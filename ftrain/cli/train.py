@@ -16,8 +16,8 @@ from ftrain.paths import shown
 process_started = time.monotonic()  # nearly: nothing heavy has been imported yet
 
 if TYPE_CHECKING:
-    from ftrain.cli.joining import StopRequests
-    from ftrain.cluster import Company
+    from ftrain.cli.distributed import DeferredStop
+    from ftrain.cluster import ProcessGroup
     from ftrain.config import Job
     from ftrain.config.plan import Plan
     from ftrain.run import Run
@@ -56,7 +56,7 @@ def train(
     from ftrain.launching.reporter import reporter_of_this_process
 
     reporter = reporter_of_this_process()  # first, because what follows takes time
-    from ftrain.cli.joining import StopRequests, join, watched
+    from ftrain.cli.distributed import DeferredStop, join, report_failures
     from ftrain.config import load, plan
     from ftrain.training import stop_on_signals, use_compilation_cache
 
@@ -66,30 +66,30 @@ def train(
         reporter.hang_timeout or planned.calls["cluster"].arguments["hang_timeout"] or None
     )
     reporter.start()
-    with join(planned, cluster, task) as company, watched(reporter, company):
-        requests = StopRequests()
-        with stop_on_signals(requests.ask):  # from here on: jax would swallow them
-            _train(planned, company, requests, accept_changes, ledger, timing)
+    with join(planned, cluster, task, reporter) as group, report_failures(reporter, group):
+        stop = DeferredStop()
+        with stop_on_signals(stop.request):  # from here on: jax would swallow them
+            _train(planned, group, stop, accept_changes, ledger, timing)
 
 
 def _train(
     planned: "Plan",
-    company: "Company",
-    requests: "StopRequests",
+    group: "ProcessGroup",
+    stop: "DeferredStop",
     accept_changes: bool,
     ledger: Path | None,
     timing: bool,
 ) -> None:
     from rich.console import Console
 
+    from ftrain.cli.distributed import build_chief_first, claim_directory, injected_faults
     from ftrain.cli.first_step import FirstStep
-    from ftrain.cli.joining import build_in_turn, claim_together, faults_of
     from ftrain.hooks import Ledger, ProgressBar
     from ftrain.run import Run
     from ftrain.tree import count_elements
 
-    job = build_in_turn(planned, company)
-    state = job.trace()[0] if company.is_chief else None
+    job = build_chief_first(planned, group)
+    state = job.trace()[0] if group.is_chief else None
     if state is not None and job.saver.manager.latest() is not None:
         job.saver.manager.check(like=state)  # before anything on disk is changed
     console = Console()
@@ -97,8 +97,8 @@ def _train(
     started = time.monotonic()
     hooks = [*job.hooks(bar), FirstStep(process_started, bar or job.logging)]
     hooks += [Ledger(ledger)] if ledger else []
-    hooks += faults_of(job.directory, company.index)
-    with claim_together(job, company, accept_changes):
+    hooks += injected_faults(job.directory, group.index)
+    with claim_directory(job, group, accept_changes):
         run = Run(
             job.step,
             job.initial(),
@@ -112,17 +112,17 @@ def _train(
             parallel=job.parallel,
             straggler_timeout=job.straggler_timeout,
             recoveries=job.recoveries,
-            company=company,
+            group=group,
         )
         if state is not None:
             if planned.config.notice:
                 print(planned.config.notice, flush=True)
-            _introduce(job, company.count, count_elements(state.params))
+            _introduce(job, group.count, count_elements(state.params))
         with run:
-            requests.pass_on(run.interrupt)
+            stop.forward_to(run.interrupt)
             while not run.should_stop():
                 run.advance()
-    if company.is_chief:
+    if group.is_chief:
         if timing:
             _show_timing(run.timing.seconds())
         _conclude(job, run, time.monotonic() - started)

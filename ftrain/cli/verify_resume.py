@@ -13,7 +13,7 @@ from ftrain.cli.arguments import ConfigPath, Overrides
 from ftrain.paths import local_path
 
 if TYPE_CHECKING:
-    from ftrain.cli.killing import Attempt, Killer
+    from ftrain.cli.kill_test import KillTest, Trial
 
 SAVES = 10  # in a run, at least
 
@@ -34,7 +34,7 @@ def verify_resume(
     of a save, and resumed. The digests of every step's batch and state are compared, and at the end the final states.
     Of several processes, one at a time is killed, each as often as the others; those have to end by themselves.
     """
-    from ftrain.cli.killing import Killer
+    from ftrain.cli.kill_test import KillTest
 
     directory = None if directory is None else local_path(directory)
     if directory is not None and directory.exists() and any(directory.iterdir()):
@@ -48,9 +48,9 @@ def verify_resume(
     ):  # which must end the processes that train, too
         if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
             signal.signal(number, signal.default_int_handler)
-    killer, flaw = Killer(config, overrides, home, seed, processes), None
+    test, flaw = KillTest(config, overrides, home, seed, processes), None
     try:
-        flaw = _find_flaw(killer, kills)
+        flaw = _find_flaw(test, kills)
     finally:
         if directory is None and flaw is None:
             shutil.rmtree(home, ignore_errors=True)
@@ -58,63 +58,63 @@ def verify_resume(
         typer.echo(f"{flaw}\nboth runs are kept in {home}")
         raise typer.Exit(1)
     typer.echo(
-        f"the same, bit for bit: {killer.compared:,} steps of {killer.count} runs, {killer.resumed} of them resumed "
-        f"from a checkpoint, after {killer.kills} kills, {killer.inside} of them inside of a save; and the final state"
+        f"the same, bit for bit: {test.compared:,} steps of {test.count} runs, {test.resumed} of them resumed "
+        f"from a checkpoint, after {test.kills} kills, {test.inside} of them inside of a save; and the final state"
     )
 
 
-def _find_flaw(killer: "Killer", kills: int) -> str | None:
+def _find_flaw(test: "KillTest", kills: int) -> str | None:
     """Both runs, and the first thing that is wrong with them: mostly a difference."""
     started = time.monotonic()
-    steps = killer.run_straight()
+    steps = test.run_straight()
     typer.echo(f"straight through: {steps:,} steps in {time.monotonic() - started:.1f} s")
     typer.echo(f"{'run':>4} {'from step':>10} {'to step':>8} {'newest saved':>13}  killed")
     while True:
-        attempt = killer.run_once(killing=killer.kills < kills)
-        killed = _describe_kill(attempt)
+        trial = test.run_once(killing=test.kills < kills)
+        killed = _describe_kill(trial)
         typer.echo(
-            f"{killer.count:>4} {attempt.start:>10,} {attempt.end:>8,} {attempt.saved:>13,}  {killed}"
+            f"{test.count:>4} {trial.start:>10,} {trial.end:>8,} {trial.saved:>13,}  {killed}"
         )
-        if attempt.difference is not None:
-            return f"DIFFERENT: {attempt.difference}"
-        if attempt.late:
-            return f"HANGING: {_describe_late(attempt)}"
-        if attempt.kill is None:
-            if killer.kills < kills or not killer.resumed:
+        if trial.difference is not None:
+            return f"DIFFERENT: {trial.difference}"
+        if trial.late:
+            return f"HANGING: {_describe_late(trial)}"
+        if trial.kill is None:
+            if test.kills < kills or not test.resumed:
                 typer.echo(
-                    f"it ended after {killer.kills} of {kills} kills, and {killer.resumed} runs were resumed from a "
+                    f"it ended after {test.kills} of {kills} kills, and {test.resumed} runs were resumed from a "
                     f"checkpoint: give it more steps, as steps={steps * 4}"
                 )
                 raise typer.Exit(1)
-            difference = killer.compare_final_states()
+            difference = test.compare_final_states()
             return f"DIFFERENT: {difference}" if difference else None
 
 
-def _describe_kill(attempt: "Attempt") -> str:
+def _describe_kill(trial: "Trial") -> str:
     """What became of a process, and of the others if they did not take it as they should."""
     from ftrain.launching import PEER_FAILED
 
-    if attempt.kill is None:
+    if trial.kill is None:
         return "no: it ended"
-    moment = "inside of a save" if attempt.kill.inside else "between two saves"
-    if len(attempt.codes) == 1:
+    moment = "inside of a save" if trial.kill.inside else "between two saves"
+    if len(trial.codes) == 1:
         return moment
     others = [
-        rank for rank in range(len(attempt.codes)) if rank not in (attempt.kill.rank, *attempt.late)
+        rank for rank in range(len(trial.codes)) if rank not in (trial.kill.rank, *trial.late)
     ]
-    odd = [rank for rank in others if attempt.codes[rank] != PEER_FAILED]
-    ends = [f"process {rank} ended with exit code {attempt.codes[rank]}" for rank in odd]
-    return "; ".join([f"process {attempt.kill.rank} {moment}", *ends])
+    odd = [rank for rank in others if trial.codes[rank] != PEER_FAILED]
+    ends = [f"process {rank} ended with exit code {trial.codes[rank]}" for rank in odd]
+    return "; ".join([f"process {trial.kill.rank} {moment}", *ends])
 
 
-def _describe_late(attempt: "Attempt") -> str:
-    from ftrain.cli.killing import PATIENCE
+def _describe_late(trial: "Trial") -> str:
+    from ftrain.cli.kill_test import PATIENCE
 
-    who = "; ".join(f"process {rank} did not end by itself" for rank in attempt.late)
+    who = "; ".join(f"process {rank} did not end by itself" for rank in trial.late)
     killed = (
         ""
-        if attempt.kill is None
-        else f" within {PATIENCE:g} s after process {attempt.kill.rank} was killed"
+        if trial.kill is None
+        else f" within {PATIENCE:g} s after process {trial.kill.rank} was killed"
     )
     return f"{who}{killed}; killed/output.txt has its last words"
 

@@ -1,4 +1,4 @@
-"""Which process of a job this one is, by what the launcher has put into its environment."""
+"""Which process of a job this one is, according to the environment variables of its launcher."""
 
 import json
 import os
@@ -15,28 +15,26 @@ from ftrain.cluster.spec import ClusterSpec, check_usable, processes
 from ftrain.storage import raise_if_transient
 
 Environment = Mapping[str, str]
-_MOST_PROCESSES = 100_000  # a larger number is a mistake, and would only fill the memory
+_MAX_PROCESSES = 100_000  # a larger number is a mistake, and would exhaust the memory
 _REPLACED = {
-    "ps": "parameter servers are not needed: the mesh holds the parameters, so start only the chief and the workers",
+    "ps": "parameter servers are not needed: the mesh holds the parameters, "
+    "so start only the chief and the workers",
     "evaluator": "start `ftrain eval RUN --follow` instead, which needs no cluster",
 }
 _NODES = r"(?:[A-Za-z0-9._-]|\[[0-9,-]+\])+"  # one pattern of a node list
 _STEP_PORTS = 257  # ports between those of two steps of one job
-_WITHOUT_SRUN = (
-    "",
-    "4294967290",
-    "4294967291",
-)  # SLURM's step ids for an interactive shell and a batch script
+# SLURM's step ids for an interactive shell and a batch script.
+_WITHOUT_SRUN = ("", "4294967290", "4294967291")
 
 
 @dataclass(frozen=True)
 class Membership:
-    """A process that trains together with others: task `index` of `job`, one of the `processes` of the spec."""
+    """A process of a job: task `index` of `job`, one of the `processes` of the spec."""
 
     spec: ClusterSpec
     job: str
     index: int
-    source: str  # where it was read
+    source: str  # the variable that it was read from
 
     def __post_init__(self) -> None:
         if self.job in _REPLACED:
@@ -51,7 +49,8 @@ class Membership:
         if (self.job, self.index) not in members:
             counts = Counter(job for job, _ in members)
             raise ValueError(
-                f"{self.source}: this process is {self.job}:{self.index}, which the cluster does not have; "
+                f"{self.source}: this process is {self.job}:{self.index}, "
+                "which the cluster does not have; "
                 f"it has {', '.join(f'{job} 0 to {count - 1}' for job, count in counts.items())}"
             )
 
@@ -76,19 +75,22 @@ class Membership:
 
 
 def membership(environ: Environment | None = None) -> Membership | None:
-    """The place of this process in its job, or None if it trains alone. The first of these that is there decides:
+    """Return the place of this process in its job, or None if it trains alone.
 
-    FTRAIN_CLUSTER  {"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}},
-                    or @PATH of a .toml or .json file together with FTRAIN_TASK=worker:1; "auto" gives None,
-                    as it leaves the question to jax, and that is up to the caller
-    TF_CONFIG       the same JSON, as TensorFlow has it
-    FTRAIN_PROCESSES=1  it trains alone, whatever a launcher has started beside it
-    mpirun, torchrun    rank and size of more than one process; on several hosts with FTRAIN_CHIEF=HOST:PORT, where
-                    process 0 listens, which none of them says
+    The first of these that is set decides:
+
+    FTRAIN_CLUSTER  {"cluster": {"worker": ["a:2222"]}, "task": {"type": "worker", "index": 0}},
+                    or @PATH of a .toml or .json file together with FTRAIN_TASK=worker:1; "auto"
+                    returns None, as the caller may leave the question to jax
+    TF_CONFIG       the same JSON, as in TensorFlow
+    FTRAIN_PROCESSES=1  it trains alone, even if a launcher has started other processes
+    mpirun, torchrun    rank and size of more than one process; on several hosts with
+                    FTRAIN_CHIEF=HOST:PORT, the address of process 0
     SLURM           a step of `srun` with more than one task, spread over its nodes in blocks
-    Kubernetes      JOB_COMPLETION_INDEX of an Indexed Job, with FTRAIN_PROCESSES and FTRAIN_CHIEF from its manifest
+    Kubernetes      JOB_COMPLETION_INDEX of an Indexed Job, with FTRAIN_PROCESSES and FTRAIN_CHIEF
+                    from its manifest
 
-    Values that contradict each other raise a ValueError that names the variable.
+    ValueError names the variable if values contradict each other.
     """
     environ = os.environ if environ is None else environ
     if _is_set(environ, "FTRAIN_CLUSTER"):
@@ -111,13 +113,15 @@ def membership(environ: Environment | None = None) -> Membership | None:
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The names of a compressed list of SLURM's.
+    """Return the node names of a compressed list of SLURM.
 
     >>> expand_nodes("node[01-02,07],login1,gpu[1-2]-ib")
     ['node01', 'node02', 'node07', 'login1', 'gpu1-ib', 'gpu2-ib']
     """
     if not re.fullmatch(f"{_NODES}(,{_NODES})*", text):
-        raise ValueError(f"{_short(text)} is not a node list; wanted such as node[01-03,07],login1")
+        raise ValueError(
+            f"{_short(text)} is not a node list; expected for example node[01-03,07],login1"
+        )
     names: list[str] = []
     for pattern in re.findall(_NODES, text):
         names += _expand_pattern(pattern, text)
@@ -130,14 +134,16 @@ def _is_set(environ: Environment, variable: str) -> bool:
 
 
 def _read_ours(environ: Environment) -> Membership | None:
-    value, task = environ["FTRAIN_CLUSTER"].strip(), environ.get("FTRAIN_TASK", "").strip()
+    value = environ["FTRAIN_CLUSTER"].strip()
+    task = environ.get("FTRAIN_TASK", "").strip()
     if value == "auto":
         return None
     if value.startswith("@"):
         return Membership(_load(value[1:]), *_parse_task(task), "FTRAIN_CLUSTER")
     if not value.startswith("{"):
         raise ValueError(
-            f"FTRAIN_CLUSTER is {_short(value)}; wanted auto, @PATH of a .toml or .json file, or JSON such as "
+            f"FTRAIN_CLUSTER is {_short(value)}; "
+            "expected auto, @PATH of a .toml or .json file, or JSON such as "
             '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
         )
     described = _parse_json("FTRAIN_CLUSTER", value)
@@ -166,7 +172,8 @@ def _parse_task(text: str) -> tuple[str, int]:
     job, _, index = text.rpartition(":")
     if not job:
         raise ValueError(
-            f"FTRAIN_TASK is {text!r}; wanted the job and the index of this process, such as worker:1"
+            f"FTRAIN_TASK is {text!r}; "
+            "expected the job and the index of this process, such as worker:1"
         )
     return job, _whole(index, "FTRAIN_TASK")
 
@@ -187,7 +194,7 @@ def _parse_json(variable: str, text: str) -> dict[str, Any]:
         raise ValueError(f"{variable} is not valid JSON: {error}") from None
     if not isinstance(described, dict):
         raise ValueError(
-            f'{variable} is {_short(text)}; wanted an object with "cluster" and "task"'
+            f'{variable} is {_short(text)}; expected an object with "cluster" and "task"'
         )
     return described
 
@@ -204,7 +211,8 @@ def _task_of(variable: str, described: dict[str, Any]) -> tuple[str, int]:
     job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
     if not isinstance(job, str) or not isinstance(index, int | str):
         raise ValueError(
-            f'{variable} has {reprlib.repr(task)} as "task"; wanted such as {{"type": "worker", "index": 1}}'
+            f'{variable} has {reprlib.repr(task)} as "task"; '
+            'expected for example {"type": "worker", "index": 1}'
         )
     return job, _whole(str(index), f'{variable}: "index" of the task')
 
@@ -214,20 +222,20 @@ def _read_rank(rank: Rank) -> Membership:
         parse_address(rank.chief)
     except ValueError as error:
         raise ValueError(f"FTRAIN_CHIEF: {error}") from None
-    if rank.count > _MOST_PROCESSES:
+    if rank.count > _MAX_PROCESSES:
         raise ValueError(
-            f"{rank.launcher} says that there are {rank.count} processes; at most {_MOST_PROCESSES}"
+            f"{rank.launcher} has {rank.count} processes; expected at most {_MAX_PROCESSES}"
         )
     host, _, port = rank.chief.rpartition(":")
     addresses = _pod_addresses(rank.chief, rank.count)
-    if rank.is_one_host:  # ports that nobody listens at: only process 0 does
+    if rank.is_one_host:  # only process 0 listens: the other ports are only names
         others = [each for each in range(1, rank.count + 1) if each != int(port)]
         addresses = [rank.chief, *(f"{host}:{each}" for each in others[: rank.count - 1])]
     return Membership(ClusterSpec({"worker": addresses}), "worker", rank.index, rank.launcher)
 
 
 def _slurm_place(environ: Environment) -> tuple[int, int] | None:
-    """Which task of its step this process is, of how many, if it is in one."""
+    """Return the rank and the size of this process in its SLURM step, if it is in one."""
     if not _is_in_slurm_step(environ):
         return None
     return _whole(environ["SLURM_PROCID"], "SLURM_PROCID"), _slurm_tasks(environ)
@@ -264,8 +272,8 @@ def _read_slurm(environ: Environment) -> Membership:
         raise ValueError(
             f"{variable} is {_short(layout)}, {sum(on_nodes)} tasks, but the step has {count}"
         )
-    # In jax's range for SLURM. Steps of one job may run at the same time on one node, and so may jobs that follow each
-    # other: all have ports of their own. The ports after the first are only names.
+    # In jax's range for SLURM. Steps of one job, and jobs with successive ids, may run on one node
+    # at the same time, so they get different ports. The ports after the first are only names.
     first = _whole(environ["SLURM_JOB_ID"], "SLURM_JOB_ID") + _STEP_PORTS * _slurm_step(environ)
     ports = [[61440 + (first + local) % 4096 for local in range(tasks)] for tasks in on_nodes]
     addresses = [
@@ -286,9 +294,9 @@ def _tasks_per_node(text: str, variable: str, nodes: int) -> list[int]:
     ]
     pairs = [(int(group[1]), int(group[2] or 1)) for group in groups if group]
     found = sum(times for _, times in pairs)
-    if len(pairs) < len(groups) or sum(tasks * times for tasks, times in pairs) > _MOST_PROCESSES:
+    if len(pairs) < len(groups) or sum(tasks * times for tasks, times in pairs) > _MAX_PROCESSES:
         raise ValueError(
-            f"{variable} is {_short(text)}; wanted the tasks on each node, such as 2(x3),1"
+            f"{variable} is {_short(text)}; expected the tasks on each node, such as 2(x3),1"
         )
     if found != nodes:
         raise ValueError(
@@ -303,13 +311,14 @@ def _read_kubernetes(environ: Environment) -> Membership:
         *_first_of(environ, "JOB_COMPLETION_INDEX", hint="give the Job completionMode: Indexed")
     )
     chief, variable = _first_of(environ, "FTRAIN_CHIEF")
-    if not 1 <= count <= _MOST_PROCESSES:
+    if not 1 <= count <= _MAX_PROCESSES:
         raise ValueError(
-            f"FTRAIN_PROCESSES is {count}; wanted the number of processes, 1 to {_MOST_PROCESSES}"
+            f"FTRAIN_PROCESSES is {count}; expected the number of processes, 1 to {_MAX_PROCESSES}"
         )
     if index >= count:
         raise ValueError(
-            f"JOB_COMPLETION_INDEX is {index}, but FTRAIN_PROCESSES is {count}; give it all completions"
+            f"JOB_COMPLETION_INDEX is {index}, but FTRAIN_PROCESSES is {count}; "
+            "set it to the number of completions"
         )
     try:
         parse_address(chief)
@@ -321,7 +330,7 @@ def _read_kubernetes(environ: Environment) -> Membership:
 
 
 def _pod_addresses(chief: str, count: int) -> list[str]:
-    """Names of pods that differ in their index; only the first is ever connected to, so the others may be unknown."""
+    """Return the addresses of all pods; only the first is used, so the others may be invented."""
     host, _, port = chief.rpartition(":")
     label, dot, domain = host.partition(".")
     if label.endswith("-0"):
@@ -332,23 +341,21 @@ def _pod_addresses(chief: str, count: int) -> list[str]:
 def _first_of(
     environ: Environment, *variables: str, hint: str = "set it for every process"
 ) -> tuple[str, str]:
-    """The value of the first variable that is set, and its name."""
+    """Return the value and the name of the first variable that is set."""
     for variable in variables:
         if _is_set(environ, variable):
             return environ[variable].strip(), variable
-    raise ValueError(
-        f"{' or '.join(variables)} is not set, though others that belong to it are; {hint}"
-    )
+    raise ValueError(f"{' or '.join(variables)} is not set, but related variables are; {hint}")
 
 
 def _whole(text: str, what: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
-        raise ValueError(f"{what} is {_short(text)}; wanted a whole number, 0 or more")
+        raise ValueError(f"{what} is {_short(text)}; expected a whole number, 0 or more")
     return int(text)
 
 
 def _expand_pattern(pattern: str, text: str) -> list[str]:
-    """All names of "gpu[1-2]-ib", the last of several brackets changing fastest."""
+    """Return all names of "gpu[1-2]-ib"; the last of several brackets changes fastest."""
     names = [""]
     for place, part in enumerate(re.split(r"\[([^]]+)\]", pattern)):
         endings = _numbers(part, text) if place % 2 else [part]
@@ -364,7 +371,8 @@ def _numbers(ranges: str, text: str) -> list[str]:
         first, last = (int(limits[1]), int(limits[2] or limits[1])) if limits else (1, 0)
         if limits is None or first > last:
             raise ValueError(
-                f"{_short(part)} in the node list {_short(text)} is not a range; wanted such as 01-03"
+                f"{_short(part)} in the node list {_short(text)} is not a range; "
+                "expected for example 01-03"
             )
         _check_count(len(found) + last + 1 - first, text)
         found += [f"{number:0{len(limits[1])}d}" for number in range(first, last + 1)]
@@ -372,8 +380,8 @@ def _numbers(ranges: str, text: str) -> list[str]:
 
 
 def _check_count(nodes: int, text: str) -> None:
-    if nodes > _MOST_PROCESSES:
-        raise ValueError(f"the node list {_short(text)} has more than {_MOST_PROCESSES} nodes")
+    if nodes > _MAX_PROCESSES:
+        raise ValueError(f"the node list {_short(text)} has more than {_MAX_PROCESSES} nodes")
 
 
 def _short(text: str) -> str:

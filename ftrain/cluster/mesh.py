@@ -1,4 +1,4 @@
-"""The mesh: devices as a grid whose axes have names."""
+"""The mesh: a grid of devices with named axes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,32 +8,30 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-DATA = (
-    "data"  # replicas: each has a part of the batch, and all of the state that no other axis splits
-)
-FSDP = "fsdp"  # replicas too, but the state is split over them
+DATA = "data"  # replicas: each has a part of the batch
+FSDP = "fsdp"  # replicas too, and the state is split over them
 MODEL = "model"  # devices that share the work on one part of the batch
 AXES = (DATA, FSDP, MODEL)
 BATCH_AXES = (DATA, FSDP)  # the axes that batches are split over
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, model: int = 1) -> Mesh:
-    """A mesh of data x fsdp x model devices. One of the three may be -1: as many as the others leave.
+    """Return a mesh of data x fsdp x model devices. One size may be -1: all that the others leave.
 
-    A job of one process may leave devices unused; of several, each takes part with all of its own, and holds one slice
-    of the batch.
+    A job of one process may leave devices unused. In a job of several, each process uses all of its
+    devices, and holds one slice of the batch.
     """
     devices = jax.devices()
     axes = sizes(data, fsdp, model, len(devices), fill=jax.process_count() > 1)
     mesh = _by_topology(devices[: math.prod(axes.values())], axes)
     if mesh is None or not _is_sliced(_holders(mesh)):
         mesh = _by_process(devices[: math.prod(axes.values())], axes)
-        batch_shard(mesh)  # or why the processes cannot share batches
+        batch_shard(mesh)  # raises if the processes cannot share batches
     return mesh
 
 
 def sizes(data: int, fsdp: int, model: int, devices: int, *, fill: bool = False) -> dict[str, int]:
-    """The size of each axis of a mesh over so many devices; with `fill`, over all of them.
+    """Return the size of each axis of a mesh; with `fill`, it must use all devices.
 
     >>> sizes(-1, 4, 1, devices=64)
     {'data': 16, 'fsdp': 4, 'model': 1}
@@ -65,28 +63,32 @@ def check_processes(
     fsdp: int = 1,
     model: int = 1,
 ) -> dict[str, int]:
-    """The axes of a mesh over so many processes, which need not be there; ValueError if they cannot train together.
+    """Return the axes of a mesh over processes that need not exist yet.
+
+    ValueError if they could not train together.
 
     >>> check_processes(2, 4, batch_size=64, fsdp=2)
     {'data': 4, 'fsdp': 2, 'model': 1}
     """
     axes = sizes(data, fsdp, model, processes * devices_each, fill=processes > 1)
     split_batch(batch_size, axes)
-    size, parts = axes[MODEL], math.prod(axes[axis] for axis in BATCH_AXES)
+    size = axes[MODEL]
+    parts = math.prod(axes[axis] for axis in BATCH_AXES)
     holders = [
         {device // devices_each for device in range(part * size, (part + 1) * size)}
         for part in range(parts)
     ]
     if not _is_sliced(holders):
         raise ValueError(
-            f"each process must hold one slice of the batch, but has {devices_each} devices with {_show(axes)}; "
+            f"each process must hold one slice of the batch, but has {devices_each} devices "
+            f"with {_show(axes)}; "
             "choose a model axis that divides their number or is a multiple of it"
         )
     return axes
 
 
 def split_batch(batch_size: int, mesh: Mesh | Mapping[str, int]) -> int:
-    """Examples of a batch that fall to each device of a mesh, or of axes of these sizes; they must share evenly."""
+    """Return the examples of a batch for each device of a mesh; they must divide evenly."""
     axes = mesh.shape if isinstance(mesh, Mesh) else mesh
     parts = math.prod(axes.get(axis, 1) for axis in BATCH_AXES)
     if batch_size % parts:
@@ -94,27 +96,31 @@ def split_batch(batch_size: int, mesh: Mesh | Mapping[str, int]) -> int:
         nearest = f"{below} or {below + parts}" if below > 0 else f"{parts}"
         along = "" if math.prod(axes.values()) == parts else f" along {' and '.join(BATCH_AXES)}"
         raise ValueError(
-            f"batch_size {batch_size} does not divide over the {parts} devices of the mesh{along}; use {nearest}"
+            f"batch_size {batch_size} does not divide over the {parts} devices of the mesh{along}; "
+            f"use {nearest}"
         )
     return batch_size // parts
 
 
 def batch_shard(mesh: Mesh) -> tuple[int, int]:
-    """Which slice of every batch the devices of this process hold, and how many slices there are.
+    """Return the slice of every batch that this process holds, and the number of slices.
 
-    Processes that are joined by the model axis hold the same one.
+    Processes that share a model axis hold the same slice.
     """
-    holders, process = _holders(mesh), jax.process_index()
+    holders = _holders(mesh)
+    process = jax.process_index()
     parts = _parts_of(holders)
     if process not in parts:
         raise ValueError(
-            f"process {process} has no device in the mesh, whose devices are of process {_list(sorted(parts))}"
+            f"process {process} has no device in the mesh, "
+            f"whose devices are of process {_list(sorted(parts))}"
         )
     if not _is_sliced(holders):
         held = ", ".join(f"{_list(own)} to process {owner}" for owner, own in sorted(parts.items()))
         raise ValueError(
             "each process must hold one slice of the batch, all slices of one size, but of its "
-            f"{len(holders)} parts with {_show(mesh.shape)} fall {held}; give all processes equally many devices, and "
+            f"{len(holders)} parts with {_show(mesh.shape)} fall {held}; "
+            "give all processes equally many devices, and "
             "choose a model axis that divides their number or is a multiple of it"
         )
     own = parts[process]
@@ -122,17 +128,13 @@ def batch_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def _by_topology(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh | None:
-    """The mesh that jax lays out along the wires between the devices, or None if it knows no way."""
+    """Return the mesh that jax lays out along the links between devices, or None if it cannot."""
     try:
         return jax.make_mesh(
             tuple(axes.values()), tuple(axes), axis_types=_auto(axes), devices=devices
         )
-    except (
-        NotImplementedError,
-        ValueError,
-        AssertionError,
-    ):  # the sizes are right: some topologies have none
-        return None
+    except (NotImplementedError, ValueError, AssertionError):
+        return None  # the sizes are valid, but jax has no layout for some topologies
 
 
 def _by_process(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
@@ -147,7 +149,7 @@ def _auto(axes: Mapping[str, int]) -> tuple[AxisType, ...]:
 
 
 def _holders(mesh: Mesh) -> list[set[int]]:
-    """For each part of the batch, the processes that hold it."""
+    """Return the processes that hold each part of the batch."""
     split = [axis for axis in BATCH_AXES if axis in mesh.axis_names]
     grid = np.moveaxis(
         mesh.devices, [mesh.axis_names.index(axis) for axis in split], range(len(split))
@@ -157,7 +159,7 @@ def _holders(mesh: Mesh) -> list[set[int]]:
 
 
 def _parts_of(holders: Sequence[set[int]]) -> dict[int, list[int]]:
-    """For each process, the parts of the batch that it holds, in order."""
+    """Return the parts of the batch that each process holds, in order."""
     processes = set().union(*holders)
     return {
         process: [n for n, own in enumerate(holders) if process in own] for process in processes
@@ -165,26 +167,26 @@ def _parts_of(holders: Sequence[set[int]]) -> dict[int, list[int]]:
 
 
 def _is_sliced(holders: Sequence[set[int]]) -> bool:
-    """Whether the parts of every process make up one slice of the batch, and all slices are of one size."""
+    """True if the parts of every process are one slice of the batch, and all slices are equal."""
     parts = list(_parts_of(holders).values())
     size = len(parts[0])
     return all(own[0] % size == 0 and own == list(range(own[0], own[0] + size)) for own in parts)
 
 
 def _misfit(asked: Mapping[str, int], devices: int, *, fill: bool) -> str:
-    """Why sizes do not fit, told of the largest one that another value would mend."""
+    """Describe why sizes do not fit, by the largest one that another value would fix."""
     given = {axis: size for axis, size in asked.items() if size != -1}
     has_rest = len(given) < len(asked)
     for axis in sorted(given, key=lambda axis: -given[axis]):
         room, left = divmod(devices, math.prod(given.values()) // given[axis])
         if room == 0 or (fill and left):
             continue
-        wanted = f"{room} or -1" if fill else f"between 1 and {room}"
+        allowed = f"{room} or -1" if fill else f"between 1 and {room}"
         if has_rest:
-            wanted = _list([size for size in range(1, room + 1) if room % size == 0], "or")
+            allowed = _list([size for size in range(1, room + 1) if room % size == 0], "or")
         others = _show({name: size for name, size in asked.items() if name != axis})
         room_there = f"the mesh has to {'fill' if fill else 'fit'} the {devices} devices there are"
-        return f"{axis} must be {wanted}, got {given[axis]}; with {others} {room_there}"
+        return f"{axis} must be {allowed}, got {given[axis]}; with {others} {room_there}"
     relation = "divide" if has_rest else "make up" if fill else "fit"
     return f"{_show(given, ' x ')} must {relation} the {devices} devices there are"
 

@@ -1,9 +1,9 @@
-"""Launchers of parallel programs that know nothing of ftrain: mpirun, torchrun and others, by their variables.
+"""Launchers of parallel programs, such as mpirun and torchrun, and the variables that they set.
 
-They say which process this is, of how many, and how many are on this host. None of them says in a way that can be
-relied on where process 0 is. So processes of one host join at loopback, at a port that follows from the launcher's
-own name for the job; on several hosts FTRAIN_CHIEF has to say it, and without it no process trains: each would be a run
-of its own, in the same directory.
+They say which process this is, of how many, and how many are on this host. None of them says
+reliably where process 0 is. So processes of one host connect at loopback, at a port derived from
+the launcher's name for the job. On several hosts FTRAIN_CHIEF must name the address; without it no
+process trains, because each would be a run of its own, in the same directory.
 """
 
 import hashlib
@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 CHIEF = "FTRAIN_CHIEF"
-ALONE = "FTRAIN_PROCESSES"  # 1: each process is a run of its own
-_FIRST_PORT, _PORTS = 61440, 4096  # above those that Linux gives to clients
+ALONE = "FTRAIN_PROCESSES"  # 1: each process trains alone
+_FIRST_PORT = 61440  # above the ports that Linux gives to clients
+_PORTS = 4096
 
 
 class Launcher(NamedTuple):
-    """The variables in which a launcher says which process this is; each may be unset."""
+    """The variables by which a launcher identifies a process; each may be unset."""
 
     name: str
     rank: str
     size: str
     local_size: str
-    job: tuple[str, ...]  # what tells apart two jobs at the same time on one host
-    hint: str  # how a variable is given to all processes
+    job: tuple[str, ...]  # variables that differ between two jobs on one host at the same time
+    hint: str  # how to set a variable for all processes
 
 
 LAUNCHERS = (
@@ -81,7 +82,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Rank:
-    """One process among several that a launcher has started; `chief` is the address of process 0."""
+    """One of several processes of a launcher; `chief` is the address of process 0."""
 
     launcher: str
     index: int
@@ -91,10 +92,11 @@ class Rank:
 
 
 def find_rank(environ: Mapping[str, str], slurm: tuple[int, int] | None = None) -> Rank | None:
-    """The place of this process, or None if no such launcher has started more than one.
+    """Return the rank of this process, or None if no such launcher has started several.
 
-    `slurm` is the place of this process in its SLURM step, which decides where it is the same: `srun --mpi=pmi2` sets
-    these variables too. Where it differs, mpirun has used srun to start its own daemons. ValueError says what to set.
+    `slurm` is the rank and size of this process in its SLURM step. If they are equal to the
+    launcher's, SLURM decides, because `srun --mpi=pmi2` sets these variables too. If they differ,
+    mpirun has used srun to start its own daemons. ValueError says what to set.
     """
     for launcher in LAUNCHERS:
         index, count = (_number(environ, variable) for variable in (launcher.rank, launcher.size))
@@ -111,8 +113,8 @@ def find_rank(environ: Mapping[str, str], slurm: tuple[int, int] | None = None) 
     )
     if lone and not is_known and "SLURM_STEP_ID" not in environ:
         raise ValueError(
-            f"PMIX_RANK is {lone}, so a launcher has started several processes, but their number is not known; "
-            "name them in FTRAIN_CLUSTER, " + _alone("")
+            f"PMIX_RANK is {lone}, so a launcher has started several processes, "
+            f"but their number is not known; name them in FTRAIN_CLUSTER, {_alone('')}"
         )
     return None
 
@@ -127,8 +129,9 @@ def _place(launcher: Launcher, index: int, count: int, environ: Mapping[str, str
         chief = f"127.0.0.1:{_FIRST_PORT + int.from_bytes(digest) % _PORTS}"
     if not chief:
         raise ValueError(
-            f"{launcher.name} has started this as process {index} of {count} ({launcher.size}), but does not say where "
-            f"process 0 is: set {CHIEF} to its host and a free port ({launcher.hint}), {_alone(launcher.size)}"
+            f"{launcher.name} has started this as process {index} of {count} ({launcher.size}), "
+            f"but does not say where process 0 is: set {CHIEF} to its host and a free port "
+            f"({launcher.hint}), {_alone(launcher.size)}"
         )
     return Rank(launcher.name, index, count, chief, is_one_host)
 

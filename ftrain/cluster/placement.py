@@ -1,8 +1,8 @@
-"""Where the reference's replica_device_setter puts operations: variables in turn or by size over parameter servers.
+"""Where TensorFlow 1's replica_device_setter places operations on parameter servers.
 
-Nothing here trains that way. A mesh of devices holds the parameters, and rules from their names to its axes
-(`ftrain.cluster.Sharding`) say how each is split, so that large ones are shared out in parts and not one by one. These
-functions answer what a program of the reference did: which server held which variable, for its checkpoints and logs.
+ftrain does not train that way: a mesh of devices holds the parameters, and rules from their names
+to its axes (`ftrain.cluster.Sharding`) split each of them. These functions compute which server
+held which variable in a TF1 program, to read its checkpoints and logs.
 """
 
 import math
@@ -32,54 +32,49 @@ STANDARD_PS_OPS = (
     "ResourceConditionalAccumulator",
     "DecisionTreeResource",
 )
-_DEVICE_TYPES = (
-    "CPU",
-    "GPU",
-    "TPU",
-    "CUSTOM",
-    "EPU",
-)  # those that may stand without "device:" in front
-_SIZELESS = ("string", "resource", "variant")  # count as no bytes in the reference
+_DEVICE_TYPES = ("CPU", "GPU", "TPU", "CUSTOM", "EPU")  # which do not need "device:" in front
+_SIZELESS = ("string", "resource", "variant")  # count as no bytes in TF1
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of a graph, as far as its placement depends on it; without a type given, a variable."""
+    """The properties of an operation that decide its placement; by default it is a variable."""
 
     type: str = "VarHandleOp"
     shape: tuple[int, ...] = ()
     dtype: Any = "float32"
-    device: str = ""  # what the program asked for, perhaps only in part
+    device: str = ""  # requested by the program, perhaps only in part
 
     @property
     def nbytes(self) -> int:
+        """The size of the output; ValueError if the shape is not known."""
         if any(not isinstance(size, Integral) or int(size) < 0 for size in self.shape):
             raise ValueError(
-                f"the shape {self.shape} of a {self.type} is not known; wanted whole numbers, 0 or more"
+                f"the shape {self.shape} of a {self.type} is not known; "
+                "expected whole numbers, 0 or more"
             )
-        return math.prod(self.shape) * (
-            0 if str(self.dtype) in _SIZELESS else np.dtype(self.dtype).itemsize
-        )
+        itemsize = 0 if str(self.dtype) in _SIZELESS else np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * itemsize
 
 
-Strategy = Callable[
-    [Sequence[Operation], int], Sequence[int]
-]  # operations and the number of tasks to a task for each
+# From operations and the number of tasks to a task for each operation.
+Strategy = Callable[[Sequence[Operation], int], Sequence[int]]
 Placement = Callable[[Sequence[Operation]], list[str]]
 
 
 def round_robin(operations: Sequence[Operation], tasks: int) -> list[int]:
-    """Each operation on the task after the one before."""
+    """Place each operation on the next task in turn."""
     return [number % tasks for number in range(len(operations))]
 
 
 def greedy_by_bytes(operations: Sequence[Operation], tasks: int) -> list[int]:
-    """Each operation on the task that has the fewest bytes so far, the lowest of several.
+    """Place each operation on the task with the fewest bytes so far, the lowest of several.
 
-    >>> greedy_by_bytes([Operation(shape=(100,)), Operation(shape=(60,)), Operation(shape=(30,)), Operation()], 2)
+    >>> greedy_by_bytes([Operation(shape=(size,)) for size in (100, 60, 30, 1)], 2)
     [0, 1, 1, 1]
     """
-    loads, chosen = [0] * tasks, []
+    loads = [0] * tasks
+    chosen = []
     for operation in operations:
         chosen.append(loads.index(min(loads)))
         loads[chosen[-1]] += operation.nbytes
@@ -87,7 +82,7 @@ def greedy_by_bytes(operations: Sequence[Operation], tasks: int) -> list[int]:
 
 
 def loads_in_bytes(operations: Sequence[Operation], chosen: Sequence[int], tasks: int) -> list[int]:
-    """The bytes on each task once every operation is on the one that was chosen for it."""
+    """Return the bytes on each task for a placement."""
     loads = [0] * tasks
     for operation, task in zip(operations, chosen, strict=True):
         loads[task] += operation.nbytes
@@ -104,12 +99,14 @@ def replica_device_setter(
     ps_ops: Collection[str] | None = None,
     ps_strategy: Strategy | None = None,
 ) -> Placement | None:
-    """A function from operations, in the order of their creation, to their devices; None without parameter servers.
+    """Return a function from operations, in the order of their creation, to their devices.
 
-    Variables and tables (`ps_ops`) go to a task of `ps_device` that `ps_strategy` chooses, `round_robin` if it is not
-    given; the rest goes to `worker_device`. What an operation asks for itself wins, field by field, or as a whole if
-    `merge_devices` is false; a strategy is not asked about one that wants another job. `cluster` is a ClusterSpec or
-    what makes one; its job of servers is then counted in place of `ps_tasks`.
+    Variables and tables (`ps_ops`) go to the task of `ps_device` that `ps_strategy` chooses, by
+    default `round_robin`; the rest goes to `worker_device`. The device that an operation requests
+    wins, field by field, or as a whole if `merge_devices` is false. The strategy does not see an
+    operation that requests another job. `cluster` is a ClusterSpec or the argument of one; the
+    tasks of its job of servers are then counted in place of `ps_tasks`. Without parameter servers
+    the result is None.
 
     >>> place = replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:7")
     >>> place([Operation(), Operation(device="/cpu:0"), Operation("MatMul"), Operation()])
@@ -121,7 +118,7 @@ def replica_device_setter(
         ps_tasks = spec.num_tasks(job) if job in spec.jobs else 0
     if ps_tasks < 0:
         raise ValueError(
-            f"ps_tasks is {ps_tasks}; wanted the number of parameter servers, or 0 for none"
+            f"ps_tasks is {ps_tasks}; expected the number of parameter servers, or 0 for none"
         )
     if ps_tasks == 0:
         return None
@@ -167,7 +164,8 @@ class _Placer:
         chosen = list(self.strategy(operations, self.tasks))
         if len(chosen) != len(operations) or any(task not in range(self.tasks) for task in chosen):
             raise ValueError(
-                f"ps_strategy chose {chosen} for {len(operations)} operations; wanted each a task below {self.tasks}"
+                f"ps_strategy chose {chosen} for {len(operations)} operations; "
+                f"expected a task below {self.tasks} for each"
             )
         return chosen
 
@@ -179,14 +177,14 @@ class _Placer:
         return (self.servers if operation.type in self.on_servers else self.workers).merged(asked)
 
     def _has_task(self, operation: Operation, asked: "_Device") -> bool:
-        """Whether the strategy chooses its task: not if the operation asks for a job that is not the servers'."""
+        """True if the strategy chooses its task: unless the operation requests another job."""
         is_free = self.merge_devices or not operation.device
         on_servers = bool(self.servers.job) and operation.type in self.on_servers
         return is_free and on_servers and asked.job in (None, "", self.servers.job)
 
 
 class _Device(NamedTuple):
-    """A device by the parts of its name that are given, such as /job:ps/task:1/device:CPU:0."""
+    """A device by the given parts of its name, such as /job:ps/task:1/device:CPU:0."""
 
     job: str | None = None
     replica: int | None = None
@@ -201,13 +199,14 @@ class _Device(NamedTuple):
             read = _parse_part(part.split(":"), name)
             if "type" in found and "type" in read:
                 raise ValueError(
-                    f"the device {name!r} has two types, {found['type']} and {read['type']}; wanted one"
+                    f"the device {name!r} has two types, {found['type']} and {read['type']}; "
+                    "expected one"
                 )
             found |= read
         return cls(**found)
 
     def merged(self, inner: Self) -> Self:
-        """This device with the parts that an inner one gives in place of its own."""
+        """Return this device, with the parts of an inner one in place of its own."""
         return self._replace(
             **{field: value for field, value in inner._asdict().items() if value is not None}
         )
@@ -236,7 +235,8 @@ def _parse_part(words: list[str], name: str) -> dict[str, Any]:
         case ["", *_]:
             return {}
     raise ValueError(
-        f"{':'.join(words)!r} of the device {name!r} is not known; wanted parts such as /job:ps/task:0/device:CPU:0"
+        f"{':'.join(words)!r} of the device {name!r} is not known; "
+        "expected parts such as /job:ps/task:0/device:CPU:0"
     )
 
 

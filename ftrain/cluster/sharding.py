@@ -1,4 +1,4 @@
-"""Sharding: how a state lies on a mesh, by ordered rules from names of leaves to axes."""
+"""Sharding: how a state is split over a mesh, by ordered rules from leaf names to axes."""
 
 import difflib
 import math
@@ -14,34 +14,35 @@ from ftrain.cluster.mesh import FSDP
 from ftrain.packed import Packed, is_packed
 from ftrain.tree import Tree, leaves_with_names
 
-OPTIMIZER_KEEPS = ("opt_state/", "averages/")  # how the names of what an optimizer keeps begin
+OPTIMIZER_LEAVES = ("opt_state/", "averages/")  # how the names of the optimizer's leaves begin
 _KEYS = {"leaf", "axes"}
 
 
 class _Rule(NamedTuple):
     leaf: re.Pattern[str]
-    axes: tuple[tuple[str, ...], ...]  # for each dimension, those that it is split over
+    axes: tuple[tuple[str, ...], ...]  # for each dimension, the axes that it is split over
 
     def matches(self, name: str) -> bool:
         return any(self.leaf.fullmatch(name, start) for start in _starts(name))
 
 
 class Sharding:
-    """How the leaves of a state are split over the axes of a mesh.
+    """Splits the leaves of a state over the axes of a mesh.
 
         sharding = Sharding([{"leaf": "mlp_in", "axes": ["fsdp", "model"]}])
         state = jax.device_put(state, sharding.shardings(state, make_mesh(fsdp=4, model=2)))
 
-    Leaves of at least `least` elements are split over the axis fsdp, along their largest dimension that it divides; all
-    others are on every device. Keys of random numbers are never split.
+    Leaves of at least `least` elements are split over the axis fsdp, along their largest dimension
+    that it divides. All others are replicated on every device. Random keys are never split.
 
     Args:
-      rules: what holds for some leaves instead, such as `{"leaf": "dense/kernel", "axes": ["", "model"]}`. `leaf` is a
-        regular expression for the whole name or for the end of it, from a slash on: this one holds for
-        params/dense/kernel, for its optimizer slots and for its average; ^ stands for the beginning of the whole name.
-        `axes` has an entry for each dimension, as far as any is split: "" for not split, an axis, or several,
-        "fsdp+model". Of several rules that match a leaf, the first one holds.
-      zero1: whether parameters stay on every device, and only what the optimizer keeps of them is split.
+      rules: exceptions, such as `{"leaf": "dense/kernel", "axes": ["", "model"]}`. `leaf` is a
+        regular expression for the whole name, or for its end after a slash: this one matches
+        params/dense/kernel, its optimizer slots and its average; ^ matches the beginning of the
+        whole name. `axes` has an entry for each dimension, up to the last one that is split: "" for
+        not split, an axis, or several, "fsdp+model". The first rule that matches a leaf wins.
+      zero1: replicate the parameters, and split only the leaves of the optimizer.
+      least: elements from which a leaf is split without a rule.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Sharding:
         self.zero1, self.least = zero1, least
 
     def specs(self, tree: Tree, axes: Mapping[str, int]) -> Tree:
-        """The PartitionSpec of each leaf, on a mesh whose axes have these sizes; only shapes are looked at."""
+        """Return the PartitionSpec of each leaf, for axes of these sizes; only shapes matter."""
         leaves = leaves_with_rule_names(tree)
         self._check_rules([name for name, leaf in leaves if not _is_key(leaf)])
         return jax.tree.structure(tree).unflatten(
@@ -61,13 +62,13 @@ class Sharding:
         )
 
     def shardings(self, tree: Tree, mesh: Mesh) -> Tree:
-        """The NamedSharding of each leaf: for `jax.device_put`, and for `jax.jit`."""
+        """Return the NamedSharding of each leaf: for `jax.device_put`, and for `jax.jit`."""
         return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self.specs(tree, mesh.shape))
 
     def undivided(self, tree: Tree, axes: Mapping[str, int]) -> list[str]:
-        """A sentence for each leaf that would be split by default, but has no dimension that the axis fsdp divides."""
+        """Describe each large leaf without a rule that the axis fsdp cannot split evenly."""
         return [
-            _tell_undivided(name, leaf, axes[FSDP])
+            _describe_undivided(name, leaf, axes[FSDP])
             for name, leaf in leaves_with_rule_names(tree)
             if self._rule(name) is None
             and self._is_split(name, leaf, axes)
@@ -83,19 +84,19 @@ class Sharding:
         return PartitionSpec() if dimension is None else PartitionSpec(*[None] * dimension, FSDP)
 
     def _is_split(self, name: str, leaf: Any, axes: Mapping[str, int]) -> bool:
-        """Whether a leaf without a rule should be split."""
+        """True if a leaf without a rule should be split."""
         is_large = leaf.ndim > 0 and leaf.size >= self.least and not _is_key(leaf)
         return (
             is_large
             and axes.get(FSDP, 1) > 1
-            and (not self.zero1 or name.startswith(OPTIMIZER_KEEPS))
+            and (not self.zero1 or name.startswith(OPTIMIZER_LEAVES))
         )
 
     def _rule(self, name: str) -> _Rule | None:
         return next((rule for rule in self._rules if rule.matches(name)), None)
 
     def _check_rules(self, names: Sequence[str]) -> None:
-        """A rule that no leaf needs is a slip of somebody's."""
+        """Raise ValueError for a rule that matches no leaf: it is a mistake."""
         for rule in self._rules:
             if not any(map(rule.matches, names)):
                 raise ValueError(
@@ -104,9 +105,10 @@ class Sharding:
 
 
 def leaves_with_rule_names(tree: Tree) -> list[tuple[str, Any]]:
-    """Every leaf with its name, as rules see it: in a packed tree, a leaf of its own has the name that it stands for.
+    """Return every leaf with the name that rules match.
 
-    The vectors of a packed tree are called packed/float32 and so on.
+    An unpacked leaf of a packed tree has its original name; the vectors of a packed tree are named
+    packed/float32 and so on.
     """
     named: list[tuple[str, Any]] = []
     for name, node in leaves_with_names(tree, is_leaf=is_packed):
@@ -115,18 +117,18 @@ def leaves_with_rule_names(tree: Tree) -> list[tuple[str, Any]]:
 
 
 def bytes_per_device(tree: Tree, specs: Tree, axes: Mapping[str, int]) -> int:
-    """Bytes of a tree on each device of a mesh whose axes have these sizes."""
+    """Return the bytes of a tree on each device, for axes of these sizes."""
     return sum(leaf_bytes_per_device(tree, specs, axes))
 
 
 def leaf_bytes_per_device(tree: Tree, specs: Tree, axes: Mapping[str, int]) -> list[int]:
-    """Bytes of each leaf on each device, in the order of the tree."""
+    """Return the bytes of each leaf on each device, in the order of the tree."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(specs), strict=True)
     return [leaf.size * leaf.dtype.itemsize // _parts(spec, axes) for leaf, spec in pairs]
 
 
 def entries(spec: PartitionSpec) -> list[tuple[str, ...]]:
-    """For each dimension, the axes that it is split over."""
+    """Return the axes that each dimension is split over."""
     return [
         () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         for entry in spec
@@ -143,7 +145,8 @@ def _parse(number: int, rule: Any) -> _Rule:
         raise ValueError(
             f'{which} should be like {{leaf = "dense/kernel", axes = ["", "model"]}}, got {rule!r}'
         )
-    leaf, axes = rule["leaf"], rule["axes"]
+    leaf = rule["leaf"]
+    axes = rule["axes"]
     if not isinstance(axes, (list, tuple)):
         raise ValueError(
             f"{which} should have a list as axes, with an entry for each dimension, got {axes!r}"
@@ -168,7 +171,7 @@ def _parse_entry(which: str, entry: Any) -> tuple[str, ...]:
 
 
 def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
-    """That a rule fits a leaf, or a ValueError that says why not and what to do."""
+    """Raise ValueError, with a way out, unless a rule fits a leaf."""
     who = f"the rule for {rule.leaf.pattern!r} does not fit leaf {name} of shape {list(leaf.shape)}"
     other = f"put before it a rule for this leaf: {{leaf = '{re.escape(name)}', axes = []}}"
     used = [axis for entry in rule.axes for axis in entry]
@@ -183,7 +186,8 @@ def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
             )
     if len(rule.axes) > leaf.ndim:
         raise ValueError(
-            f"{who}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; {other}"
+            f"{who}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; "
+            f"{other}"
         )
     for dimension, (entry, length) in enumerate(zip(rule.axes, leaf.shape, strict=False)):
         size = math.prod(axes[axis] for axis in entry)
@@ -191,12 +195,13 @@ def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
             over = " x ".join(f"{axis}={axes[axis]}" for axis in entry)
             padded = -(-length // size) * size
             raise ValueError(
-                f"{who}: dimension {dimension}, {length}, does not divide over {over}; pad it to {padded}, or {other}"
+                f"{who}: dimension {dimension}, {length}, does not divide over {over}; "
+                f"pad it to {padded}, or {other}"
             )
 
 
 def _as_spec(rule_axes: Sequence[tuple[str, ...]], axes: Mapping[str, int]) -> PartitionSpec:
-    """In one form for each way to split: without axes of size one, and without an end that says nothing."""
+    """Return the normal form: without axes of size 1, and without unsplit dimensions at the end."""
     split = [tuple(axis for axis in entry if axes[axis] > 1) for entry in rule_axes]
     while split and not split[-1]:
         split.pop()
@@ -206,17 +211,18 @@ def _as_spec(rule_axes: Sequence[tuple[str, ...]], axes: Mapping[str, int]) -> P
 
 
 def _longest(leaf: Any, size: int) -> int | None:
-    """The largest dimension that `size` divides, the first of equals."""
+    """Return the largest dimension that `size` divides, the first of equals."""
     fitting = [dimension for dimension, length in enumerate(leaf.shape) if length % size == 0]
     return max(fitting, key=lambda dimension: leaf.shape[dimension], default=None)
 
 
-def _tell_undivided(name: str, leaf: Any, size: int) -> str:
+def _describe_undivided(name: str, leaf: Any, size: int) -> str:
     length = max(leaf.shape)
     smaller = [n for n in range(size - 1, 1, -1) if any(each % n == 0 for each in leaf.shape)]
     other = f", choose {FSDP}={smaller[0]}" if smaller else ""
     return (
-        f"{name} of shape {list(leaf.shape)} is on every device, as {FSDP}={size} divides none of its dimensions; "
+        f"{name} of shape {list(leaf.shape)} is on every device, "
+        f"as {FSDP}={size} divides none of its dimensions; "
         f"pad {length} to {-(-length // size) * size}{other}, or give it a rule"
     )
 
@@ -228,13 +234,14 @@ def _nearest(rule: _Rule, names: Sequence[str]) -> str:
 
 
 def _starts(name: str) -> Iterator[int]:
-    """Where a rule may begin to match a name: at its beginning, and after each slash."""
+    """Yield where a rule may match a name: at its beginning, and after each slash."""
     yield 0
     yield from (slash.end() for slash in re.finditer("/", name))
 
 
 def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Any]]:
-    layout, prefix = packed.layout, f"{name}/" if name else ""
+    layout = packed.layout
+    prefix = f"{name}/" if name else ""
     own = [
         end
         for end, _ in leaves_with_names(

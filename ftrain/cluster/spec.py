@@ -1,4 +1,4 @@
-"""The jobs of a cluster with the addresses of their tasks, and how they are written: JSON, TOML, ClusterDef."""
+"""The cluster spec: jobs with the addresses of their tasks, as JSON, TOML or ClusterDef."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from ftrain.cluster.addresses import Address, parse_address
 from ftrain.paths import expanded
 
 _MAX_LIST = 1 << 20  # addresses in the list of a job with gaps
-_INT32 = range(-(2**31), 2**31)  # what a ClusterDef holds as the index of a task
+_INT32 = range(-(2**31), 2**31)  # the task index of a ClusterDef
 _FIRST_JOBS = ("chief", "master", "worker")
 _IDLE_JOBS = ("ps", "evaluator")
 _ESCAPES = {"\\": r"\\", '"': r"\"", "'": r"\'", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -23,9 +23,10 @@ _ESCAPES = {"\\": r"\\", '"': r"\"", "'": r"\'", "\n": r"\n", "\r": r"\r", "\t":
 class ClusterSpec:
     """Jobs by name, each with tasks at addresses such as "node1:2222".
 
-    It is made from lists of addresses, from dicts of index to address where a job has gaps, from another ClusterSpec,
-    or from a ClusterDef: the message, or the same as a dict, {"job": [{"name": "worker", "tasks": {"0": "a:2222"}}]}.
-    Names and addresses in bytes come back as bytes; everything written is text.
+    The argument is a dict of jobs: lists of addresses, or dicts of index to address where a job has
+    gaps. It can also be another ClusterSpec, or a ClusterDef: the message, or the same as a dict,
+    {"job": [{"name": "worker", "tasks": {"0": "a:2222"}}]}. Names and addresses in bytes stay
+    bytes; everything written is text.
 
     >>> spec = ClusterSpec({"worker": ["a:2222", "b:2222"], "ps": {1: "c:2222"}})
     >>> spec
@@ -42,8 +43,8 @@ class ClusterSpec:
             cluster = {"job": jobs} if jobs else {}
         if not isinstance(cluster, dict):
             raise TypeError(
-                "`cluster` must be a dictionary mapping one or more job names to lists of network addresses, "
-                "or a `ClusterDef` protocol buffer"
+                "`cluster` must be a dictionary mapping one or more job names to lists of "
+                "network addresses, or a `ClusterDef` protocol buffer"
             )
         jobs = _jobs_of_definition(cluster["job"]) if _is_definition(cluster) else cluster
         self._jobs = {name: _numbered(name, tasks) for name, tasks in jobs.items()}
@@ -53,7 +54,7 @@ class ClusterSpec:
         return bool(self._jobs)
 
     def __eq__(self, other: object) -> bool:
-        """Equal to a spec, or to a dict of dicts, with the same jobs and tasks."""
+        """True for a spec, or a dict of dicts, with the same jobs and tasks."""
         return self._jobs == (other._jobs if isinstance(other, ClusterSpec) else other)
 
     def __repr__(self) -> str:
@@ -62,31 +63,35 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
+        """The names of the jobs."""
         return list(self._jobs)
 
     def num_tasks(self, job: str) -> int:
+        """Return the number of tasks of a job."""
         return len(self._tasks(job))
 
     def task_indices(self, job: str) -> list[int]:
+        """Return the indices of the tasks of a job, in order."""
         return sorted(self._tasks(job))
 
     def task_address(self, job: str, index: int) -> str:
+        """Return the address of a task."""
         tasks = self._tasks(job)
         if index not in tasks:
             raise ValueError(f"No task with index {index!r} in job {job!r}")
         return tasks[index]
 
     def job_tasks(self, job: str) -> list[str | None]:
-        """The addresses by index, with None for the indices that a job leaves out."""
+        """Return the addresses by index, with None for missing indices."""
         tasks = self._tasks(job)
         if not tasks:
             raise ValueError(
-                f"job {job!r} has no tasks and therefore no list of addresses; ask num_tasks() before"
+                f"job {job!r} has no tasks and therefore no list of addresses; check num_tasks()"
             )
         if max(tasks) >= _MAX_LIST:
             raise ValueError(
-                f"job {job!r} has a task {max(tasks)}, and a list up to it would be longer than {_MAX_LIST}; "
-                "use task_indices() and task_address()"
+                f"job {job!r} has a task {max(tasks)}, and a list up to it would be longer than "
+                f"{_MAX_LIST}; use task_indices() and task_address()"
             )
         addresses: list[str | None] = [None] * (max(tasks) + 1)
         for index, address in tasks.items():
@@ -94,15 +99,15 @@ class ClusterSpec:
                 raise IndexError(
                     f"job {job!r} has a task {index}, which no list can hold; use task_address()"
                 )
-            addresses[index] = address  # a negative index counts from the end, as in the reference
+            addresses[index] = address  # a negative index counts from the end, as in TensorFlow 1
         return addresses
 
     def as_dict(self) -> dict[str, list[str | None] | dict[int, str]]:
-        """The jobs with their tasks: as a list if the indices are dense, else as a dict."""
+        """Return the jobs with their tasks: a list if the indices are dense, else a dict."""
         return {job: self._listed(job) for job in self._jobs}
 
     def as_cluster_def(self) -> dict[str, Any]:
-        """The JSON form of a ClusterDef, with jobs and tasks in order; {} without jobs."""
+        """Return the JSON form of a ClusterDef, with jobs and tasks in order; {} without jobs."""
         jobs = [
             {"name": job, "tasks": {str(i): tasks[i] for i in sorted(tasks)}}
             for job, tasks in _written(self)
@@ -110,39 +115,39 @@ class ClusterSpec:
         return {"job": jobs} if jobs else {}
 
     def as_cluster_def_text(self) -> str:
-        """A ClusterDef in protobuf's text format."""
+        """Return a ClusterDef in protobuf's text format."""
         return "".join(_job_text(job, tasks) for job, tasks in _written(self))
 
     def to_json(self) -> str:
+        """Return the jobs as JSON."""
         return json.dumps(_document(self), indent=2)
 
     def to_toml(self) -> str:
+        """Return the jobs as TOML."""
         return tomli_w.dumps(_document(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The spec that `to_json` wrote, or a ClusterDef as JSON."""
-        return cls(
-            _checked(
-                _parsed(
-                    text, "JSON", lambda text: json.loads(text, object_pairs_hook=_without_repeats)
-                )
-            )
-        )
+        """Parse the output of `to_json`, or a ClusterDef as JSON."""
+
+        def parse(text: str) -> Any:
+            return json.loads(text, object_pairs_hook=_without_repeats)
+
+        return cls(_checked(_parsed(text, "JSON", parse)))
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
-        """One key to a job: worker = ["a:2222", "b:2222"], or a table of indices where there are gaps."""
+        """Parse one key per job: worker = ["a:2222", "b:2222"], or a table of indices."""
         return cls(_checked(_parsed(text, "TOML", tomllib.loads)))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """A spec from a .toml or a .json file."""
+        """Read a .toml or a .json file."""
         path = Path(expanded(path))
         readers = {".toml": cls.from_toml, ".json": cls.from_json}
         reader = readers.get(path.suffix)
         if reader is None:
-            raise ValueError(f"{path}: the file of a cluster ends in .toml or .json")
+            raise ValueError(f"{path}: the file of a cluster must end in .toml or .json")
         try:
             return reader(path.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -160,12 +165,13 @@ class ClusterSpec:
 
 
 def processes(spec: ClusterSpec) -> list[tuple[str, int, str]]:
-    """The processes that train, as (job, index, address) in the order of their process ids; the first coordinates.
+    """Return the processes that train as (job, index, address), in the order of their process ids.
 
-    Jobs "chief" and "master" come first, then "worker", then any others by name. Jobs "ps" and "evaluator" train
-    nothing here: the devices of the mesh hold the parameters, and `ftrain eval RUN --follow` evaluates by itself.
+    Jobs "chief" and "master" come first, then "worker", then any others by name. The first process
+    is the coordinator. Jobs "ps" and "evaluator" do not train here: the devices of the mesh hold
+    the parameters, and `ftrain eval RUN --follow` needs no cluster.
     """
-    jobs = ClusterSpec(spec)  # a copy is all text
+    jobs = ClusterSpec(spec)  # a copy, which has text only
     found = [
         (job, index, jobs.task_address(job, index))
         for job in _training_jobs(jobs)
@@ -179,15 +185,18 @@ def processes(spec: ClusterSpec) -> list[tuple[str, int, str]]:
 
 
 def check_usable(spec: ClusterSpec) -> None:
-    """Raise ValueError unless processes can be started from this: real addresses, each once, and no gaps."""
-    jobs, seen = ClusterSpec(spec), dict[Address, str]()
+    """Raise ValueError unless the spec has valid addresses, each once, and no gaps."""
+    jobs = ClusterSpec(spec)
+    seen: dict[Address, str] = {}
     for job in jobs.jobs:
         for index in jobs.task_indices(job):
-            task, address = f"{job}:{index}", jobs.task_address(job, index)
+            task = f"{job}:{index}"
+            address = jobs.task_address(job, index)
             place = _place_of(task, address)
             if place in seen:
                 raise ValueError(
-                    f"tasks {seen[place]} and {task} both have the address {address}; give each its own"
+                    f"tasks {seen[place]} and {task} both have the address {address}; "
+                    "give each its own"
                 )
             seen[place] = task
     for job in _training_jobs(jobs):
@@ -199,9 +208,10 @@ def check_usable(spec: ClusterSpec) -> None:
 
 
 def _place_of(task: str, address: str) -> Address:
-    if unfit := re.search(r"[^A-Za-z0-9._:%\[\]-]", address):
+    if invalid := re.search(r"[^A-Za-z0-9._:%\[\]-]", address):
         raise ValueError(
-            f"task {task}: the address {address!r} has a {unfit[0]!r} in it; wanted such as node1:2222"
+            f"task {task}: the address {address!r} has a {invalid[0]!r} in it; "
+            "expected for example node1:2222"
         )
     try:
         place = parse_address(address)
@@ -216,12 +226,12 @@ def _training_jobs(spec: ClusterSpec) -> list[str]:
 
 
 def _is_message(cluster: Any) -> bool:
-    """Whether this is a ClusterDef message, TensorFlow's or tensorboard's: there is more than one class of it."""
+    """True for a ClusterDef message; TensorFlow and tensorboard have a class of it each."""
     return getattr(getattr(cluster, "DESCRIPTOR", None), "name", None) == "ClusterDef"
 
 
 def _is_definition(cluster: dict[Any, Any]) -> bool:
-    """Whether this is a ClusterDef as a dict; a job of the name "job" has addresses in its list, which are text."""
+    """True for a ClusterDef as a dict; a job named "job" has a list of text instead."""
     jobs = cluster.get("job")
     return (
         len(cluster) == 1
@@ -236,12 +246,15 @@ def _jobs_of_definition(definition: list[dict[str, Any]]) -> dict[str, Any]:
     for number, job in enumerate(definition):
         if unknown := job.keys() - {"name", "tasks"}:
             raise ValueError(
-                f"job[{number}] of the ClusterDef has {sorted(unknown, key=str)}; wanted name and tasks"
+                f"job[{number}] of the ClusterDef has {sorted(unknown, key=str)}; "
+                "expected name and tasks"
             )
-        name, tasks = job.get("name", ""), job.get("tasks", {})
+        name = job.get("name", "")
+        tasks = job.get("tasks", {})
         if not isinstance(name, str) or not isinstance(tasks, dict):
             raise ValueError(
-                f"job[{number}] of the ClusterDef is {reprlib.repr(job)}; wanted a name, and tasks as index: address"
+                f"job[{number}] of the ClusterDef is {reprlib.repr(job)}; "
+                "expected a name, and tasks as index: address"
             )
         if name in jobs:
             raise ValueError(
@@ -278,7 +291,8 @@ def _check_types(jobs: dict[Any, dict[int, Any]]) -> None:
             _as_text(address, "Task address")
             if index not in _INT32:
                 raise ValueError(
-                    f"task index {index} of job {name!r} is out of range; a ClusterDef has 32 bits for it"
+                    f"task index {index} of job {name!r} is out of range; "
+                    "a ClusterDef has 32 bits for it"
                 )
 
 
@@ -287,13 +301,11 @@ def _as_text(value: Any, what: str) -> str:
         return value.decode()
     if not isinstance(value, str):
         raise TypeError(f"{what} {value!r} must be bytes or unicode")
-    return (
-        value.encode().decode()
-    )  # refuses halves of surrogate pairs, which no file or message can hold
+    return value.encode().decode()  # raises for lone surrogates, which no file can hold
 
 
 def _written(spec: ClusterSpec) -> Iterator[tuple[str, dict[int, str]]]:
-    """The jobs by name, all in text."""
+    """Yield the jobs by name, as text."""
     for job in sorted(spec.jobs):
         addresses = {
             i: _as_text(spec.task_address(job, i), "Task address") for i in spec.task_indices(job)
@@ -302,7 +314,7 @@ def _written(spec: ClusterSpec) -> Iterator[tuple[str, dict[int, str]]]:
 
 
 def _document(spec: ClusterSpec) -> dict[str, Any]:
-    """The jobs for a file: lists where the tasks have the numbers of a list, else dicts."""
+    """Return the jobs for a file: lists if the indices are 0, 1 and so on, else dicts."""
     return {
         job: list(tasks.values())
         if list(tasks) == list(range(len(tasks)))
@@ -313,9 +325,7 @@ def _document(spec: ClusterSpec) -> dict[str, Any]:
 
 def _job_text(job: str, tasks: dict[int, str]) -> str:
     name = f'  name: "{_escaped(job)}"\n' if job else ""
-    in_order = sorted(
-        tasks, key=lambda index: index % 2**32
-    )  # protobuf's order: negative numbers come last
+    in_order = sorted(tasks, key=lambda index: index % 2**32)  # as protobuf: negative ones last
     entries = (
         f'  tasks {{\n    key: {i}\n    value: "{_escaped(tasks[i])}"\n  }}\n' for i in in_order
     )
@@ -340,27 +350,28 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice"
+            f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice"
         )
     return found
 
 
 def _checked(document: Any) -> dict[str, Any]:
-    """What a file holds, if jobs can be made of it; else a ValueError that names the key."""
-    wanted = 'wanted addresses such as "node1:2222", in a list or by index'
+    """Return the jobs of a document; ValueError names an invalid key."""
+    expected = 'expected addresses such as "node1:2222", in a list or by index'
     if not isinstance(document, dict):
-        raise ValueError(f"found {reprlib.repr(document)}; {wanted}, under the names of jobs")
+        raise ValueError(f"found {reprlib.repr(document)}; {expected}, under the names of jobs")
     jobs = _jobs_of_definition(document["job"]) if _is_definition(document) else document
     for job, tasks in jobs.items():
         if not isinstance(tasks, list | dict):
-            raise ValueError(f"{job}: found {reprlib.repr(tasks)}; {wanted}")
+            raise ValueError(f"{job}: found {reprlib.repr(tasks)}; {expected}")
         for index, address in tasks.items() if isinstance(tasks, dict) else enumerate(tasks):
             if not re.fullmatch(r"0|-?[1-9][0-9]{0,9}", str(index)) or int(index) not in _INT32:
                 raise ValueError(
-                    f"{job}.{index}: the index of a task is a whole number such as 0 or 12"
+                    f"{job}.{index}: the index of a task must be a whole number such as 0 or 12"
                 )
             if not isinstance(address, str):
                 raise ValueError(
-                    f'{job}.{index}: found {reprlib.repr(address)}; wanted an address such as "node1:2222"'
+                    f"{job}.{index}: found {reprlib.repr(address)}; "
+                    'expected an address such as "node1:2222"'
                 )
     return jobs

@@ -8,6 +8,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.cluster import Sharding, batch_shard, split_batch
 from ftrain.config.call import Call, Named
 from ftrain.config.checking import call, named
@@ -22,7 +23,6 @@ from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
 from ftrain.optimizers import LearningRate
 from ftrain.paths import local_path
-from ftrain.run import CHECKPOINTS
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
 from ftrain.training import Fuse, Hook, TrainState

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from ftrain.config.load import ConfigError
-from ftrain.launching.contract import LAUNCHER
+from ftrain.launching.protocol import LAUNCHER
 
 
 def sign(before: str, directory: Path) -> str:

@@ -93,7 +93,7 @@ def _checked(path: str | Path) -> Path:
 def read_toml(path: Path) -> Table:
     """The contents of a TOML file, or a ConfigError that says why it cannot be read."""
     try:
-        return tomllib.loads(retry(lambda: path.read_text(encoding="utf-8")))
+        values = tomllib.loads(retry(lambda: path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file{_neighbours(path)}") from None
     except OSError as error:
@@ -103,6 +103,16 @@ def read_toml(path: Path) -> Table:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     except (ValueError, RecursionError) as error:  # also numbers of more digits than Python takes
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+    if path.name == RUN_CONFIG:
+        _rename_saved_keys(values)
+    return values
+
+
+def _rename_saved_keys(values: Table) -> None:
+    """Rename the keys that an older version wrote to the directory of a run, so that it resumes."""
+    table = values.get("checkpoint")
+    if isinstance(table, dict) and "may_be_infinite" in table:
+        table.setdefault("allow_nonfinite", table.pop("may_be_infinite"))
 
 
 def _parse_override(override: str) -> tuple[str, Any]:

@@ -9,10 +9,10 @@ from typing import IO, Any
 import tomli_w
 
 from ftrain.checkpoints import hold
+from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.config import launchers
 from ftrain.config.load import ConfigError, Table, load, read_toml
 from ftrain.config.plan import plan
-from ftrain.run import CHECKPOINTS
 from ftrain.storage import exists, is_transient, list_names, retry
 
 CONFIG = "config.toml"

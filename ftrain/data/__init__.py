@@ -2,15 +2,14 @@
 
 from ftrain.data.arrays import ArraySource
 from ftrain.data.batching import Buckets, example_lengths
-from ftrain.data.changing import FilterSource, MapSource
-from ftrain.data.combining import ConcatSource, MixSource
-from ftrain.data.grain_source import GrainSource
+from ftrain.data.map_filter import FilterSource, MapSource
+from ftrain.data.mixing import ConcatSource, MixSource
 from ftrain.data.padding import Pad
 from ftrain.data.pieces import Piece, stack
 from ftrain.data.pipeline import Pipeline
 from ftrain.data.prefetch import Prefetcher, feed, feed_pieces
 from ftrain.data.records import ArrayRecordSource, RecordSource
-from ftrain.data.source import RangeSource, Source, WindowSource
+from ftrain.data.source import GrainSource, RangeSource, Source, WindowSource
 from ftrain.data.stream import Stream
 from ftrain.data.text import TextSource
 

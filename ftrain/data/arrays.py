@@ -12,20 +12,20 @@ from ftrain.data.source import Batch
 from ftrain.formats.npy import as_value_error, check_compression, read_npy_header
 from ftrain.paths import absolute
 
-MAX_UNPACKED_BYTES = 1 << 32  # of one compressed array, by default; 4 GiB
-_DEFLATED = 1032  # bytes that one deflated byte can stand for
-_SMALL = 1 << 16
+MAX_UNPACKED_BYTES = 1 << 32  # default limit of one compressed array: 4 GiB
+_MAX_RATIO = 1032  # the most that deflate can compress
+_SMALL = 1 << 16  # bytes that need no check of the ratio
 
 Files = str | Path | Mapping[str, str | Path]
 
 
 class ArraySource:
-    """Arrays in memory (or memory-mapped), one example to an entry of the first axis."""
+    """Arrays in memory, or memory-mapped; each entry of the first axis is one example."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         if not isinstance(arrays, Mapping):
             raise TypeError(
-                f"an ArraySource takes arrays by name, {{'x': array}}, got {type(arrays).__name__}"
+                f"ArraySource takes a dict of arrays, {{'x': array}}, got {type(arrays).__name__}"
             )
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._files: Files | None = None
@@ -42,10 +42,10 @@ class ArraySource:
 
     @classmethod
     def open(cls, files: Files, *, max_unpacked_bytes: int = MAX_UNPACKED_BYTES) -> Self:
-        """Arrays mapped from an .npz file, from an .npy file (by its stem), or from .npy files by name.
+        """Map an .npz file, an .npy file (named by its stem), or a dict of .npy files.
 
-        Nothing is read before it is asked for, but for an .npz file that is compressed: that one is read whole. An
-        array of it that takes more than `max_unpacked_bytes` (4 GiB by default) is refused.
+        Arrays are read on demand, except those of a compressed .npz file: they are read whole, and
+        one of more than `max_unpacked_bytes` (4 GiB by default) is refused.
         """
         found = (
             {name: absolute(path) for name, path in files.items()}
@@ -53,7 +53,9 @@ class ArraySource:
             else absolute(files)
         )
         source = cls(_map_files(found, max_unpacked_bytes))
-        source._files, source._marks, source._limit = found, _marks(found), max_unpacked_bytes
+        source._files = found
+        source._marks = _marks(found)
+        source._limit = max_unpacked_bytes
         return source
 
     def __len__(self) -> int:
@@ -63,25 +65,26 @@ class ArraySource:
         return f"ArraySource({', '.join(self.arrays) if self._files is None else self._files})"
 
     def read(self, indices: np.ndarray) -> Batch:
+        """Return the examples at `indices`."""
         for path, size in self._marks:
-            if (
-                os.stat(path).st_size != size
-            ):  # to touch what a mapped file has lost kills the process
+            # Reading a mapped page that the file no longer has would kill the process.
+            if os.stat(path).st_size != size:
                 raise ValueError(f"{path} was changed while in use; open it again")
         rows = {}
         for name, array in self.arrays.items():
-            # Twice as fast as array[indices], but it would copy the whole of an array that is not contiguous.
+            # take is twice as fast as array[indices], but copies all of a non-contiguous array.
             rows[name] = array.take(indices, axis=0) if array.flags.c_contiguous else array[indices]
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process that is sent this source maps the files anew; the arrays themselves would be copied.
+        # Another process maps the files itself, instead of receiving a copy of the arrays.
         return vars(self) if self._files is None else {"_files": self._files, "_limit": self._limit}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         if self._files is not None:
-            self.arrays, self._marks = _map_files(self._files, self._limit), _marks(self._files)
+            self.arrays = _map_files(self._files, self._limit)
+            self._marks = _marks(self._files)
 
 
 def _marks(files: Files) -> list[tuple[str | Path, int]]:
@@ -101,12 +104,12 @@ def _map_files(files: Files, limit: int) -> dict[str, np.ndarray]:
 def _map_npy(path: Path) -> np.ndarray:
     with as_value_error(f"{path} cannot be mapped as an .npy file"):
         with open(path, "rb") as file:
-            read_npy_header(file)  # numpy would try other formats, damaged archives among them
+            read_npy_header(file)  # np.load would try other formats too
         return np.load(path, mmap_mode="r")
 
 
 def _map_npz(path: Path, limit: int) -> dict[str, np.ndarray]:
-    """The arrays of an archive, each mapped where it lies in the file if it is stored as it is."""
+    """Return the arrays of an archive, memory-mapped unless they are compressed."""
     with as_value_error(f"{path} cannot be read as an .npz file"):
         archive = zipfile.ZipFile(path)
     with archive:
@@ -129,7 +132,7 @@ def _map_member(
             raise ValueError("it holds Python objects")
         if header.bytes > info.file_size - begin:
             raise ValueError(
-                f"its shape {header.shape} takes {header.bytes} bytes, and there are fewer"
+                f"its shape {header.shape} needs {header.bytes} bytes, but the file has fewer"
             )
         if info.compress_type == zipfile.ZIP_STORED:
             offset = _data_offset(path, info) + begin
@@ -140,7 +143,7 @@ def _map_member(
             raise ValueError(f"it takes {header.bytes} bytes, more than max_unpacked_bytes={limit}")
         if (
             info.compress_type == zipfile.ZIP_DEFLATED
-            and header.bytes > _SMALL + _DEFLATED * info.compress_size
+            and header.bytes > _SMALL + _MAX_RATIO * info.compress_size
         ):
             raise ValueError(
                 f"it takes {header.bytes} bytes, more than its {info.compress_size} can hold"
@@ -150,13 +153,10 @@ def _map_member(
 
 
 def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin: behind its local header, whose name and extra field may differ in length."""
+    """Return where a member's bytes start: after its local header of variable length."""
     with open(path, "rb") as file:
         file.seek(info.header_offset)
         header = file.read(30)
-    return (
-        info.header_offset
-        + 30
-        + int.from_bytes(header[26:28], "little")
-        + int.from_bytes(header[28:30], "little")
-    )
+    name_length = int.from_bytes(header[26:28], "little")
+    extra_length = int.from_bytes(header[28:30], "little")
+    return info.header_offset + 30 + name_length + extra_length

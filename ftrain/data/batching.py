@@ -1,4 +1,4 @@
-"""Batching: which examples make the batch of a step."""
+"""Batching: which examples form the batch of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,36 +6,37 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from ftrain.data.order import Ordering
-from ftrain.data.permutation import permute
+from ftrain.data.order import Ordering, permute
 from ftrain.data.source import Source
 
 Last = Literal["drop", "keep"]
 
 
 class Batching(Protocol):
-    """Batches by step, of all processes together."""
+    """The global batches by step, before they are divided among processes."""
 
-    steps: int | None  # after which the data end
+    steps: int | None  # the number of batches; None if they never end
     is_uniform: bool  # all batches have the same size and are padded alike
 
-    def sizes(self, step: int, count: int) -> list[int]: ...
+    def sizes(self, step: int, count: int) -> list[int]:
+        """Return the sizes of `count` batches from `step` on."""
+        ...
 
     def indices(self, step: int, count: int) -> np.ndarray:
-        """The examples of `count` batches from `step` on, one behind the other."""
+        """Return the examples of `count` batches from `step` on, concatenated."""
         ...
 
     def length(self, step: int) -> int | None:
-        """What features without a length of their own are padded to."""
+        """Return the padded length of features whose Pad gives none; None for the longest."""
         ...
 
     def is_whole(self, count: int) -> bool:
-        """Whether every batch divides by `count`, if a full one does."""
+        """Return True if every batch divides by `count`, provided that a full one does."""
         ...
 
 
 class Consecutive:
-    """Batches of one size cut from the stream of epochs, without a gap between two of them."""
+    """Batches of one size, cut from the stream of epochs without gaps."""
 
     def __init__(
         self, source: Source, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last
@@ -47,32 +48,36 @@ class Consecutive:
         self.is_uniform = self.steps is None or self._total == self.steps * size or last == "drop"
 
     def sizes(self, step: int, count: int) -> list[int]:
+        """Return the sizes of `count` batches from `step` on."""
         if self.is_uniform or self._total is None:
             return [self._size] * count
         return [min(self._size, self._total - at * self._size) for at in range(step, step + count)]
 
     def indices(self, step: int, count: int) -> np.ndarray:
+        """Return the examples of `count` batches from `step` on, concatenated."""
         stop = (step + count) * self._size
         return self._ordering.indices(
             step * self._size, stop if self._total is None else min(stop, self._total)
         )
 
     def length(self, step: int) -> int | None:
+        """Return None: features are padded to the longest of the batch."""
         return None
 
     def is_whole(self, count: int) -> bool:
+        """Return True if the last batch divides by `count`, provided that a full one does."""
         return self.is_uniform or (self._total or 0) % self._size % count == 0
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Batches of examples of similar length: each is taken from one bucket, and padded to its boundary.
+    """Batches of examples of similar length: each comes from one bucket, padded to its boundary.
 
     Args:
-      lengths: of every example of the source; `example_lengths` measures them.
-      boundaries: the greatest length that each bucket holds, increasing.
-      batch_sizes: one for each bucket, instead of the pipeline's, which then counts for nothing.
-      longer: whether examples longer than the last boundary are an error or left out.
+      lengths: the length of every example of the source; `example_lengths` measures them.
+      boundaries: the maximum length of each bucket, increasing.
+      batch_sizes: one batch size per bucket; they replace the batch size of the pipeline.
+      longer: "raise" or "drop" examples longer than the last boundary.
     """
 
     lengths: np.ndarray
@@ -95,21 +100,23 @@ class Buckets:
         beyond = np.flatnonzero(np.asarray(self.lengths) > bounds[-1])
         if len(beyond) and self.longer == "raise":
             raise ValueError(
-                f"{len(beyond)} examples are longer than the last boundary, {bounds[-1]}, the first of them example "
-                f"{beyond[0]} with {self.lengths[beyond[0]]}; add a boundary, or leave them out with longer='drop'"
+                f"{len(beyond)} examples are longer than the last boundary, {bounds[-1]}: "
+                f"the first is example {beyond[0]} with length {self.lengths[beyond[0]]}; "
+                "add a boundary, or pass longer='drop'"
             )
 
     def members(self) -> list[np.ndarray]:
-        """The examples of each bucket."""
+        """Return the examples of each bucket."""
         chosen = np.searchsorted(np.asarray(self.boundaries), np.asarray(self.lengths), "left")
         return [np.flatnonzero(chosen == number) for number in range(len(self.boundaries))]
 
 
 class Bucketed:
-    """Batches of buckets. Each bucket is a stream of epochs of its own, cut into batches without a gap.
+    """Batches of buckets. Each bucket is its own stream of epochs, cut into batches without gaps.
 
-    In an epoch come those batches that are full by its end, in an order of the epoch's own. What is left over begins
-    the bucket's next batch, in a later epoch: a bucket with fewer examples than a batch has one every few epochs.
+    An epoch has the batches that are full by its end, in its own shuffled order. Examples left over
+    start the bucket's next batch, in a later epoch: a bucket with fewer examples than a batch fills
+    one every few epochs.
     """
 
     is_uniform = False
@@ -117,16 +124,19 @@ class Bucketed:
     def __init__(
         self, buckets: Buckets, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last
     ):
-        self._members, self._bounds = buckets.members(), list(buckets.boundaries)
+        self._members = buckets.members()
+        self._bounds = list(buckets.boundaries)
         self._sizes = (
             [size] * len(self._bounds) if buckets.batch_sizes is None else list(buckets.batch_sizes)
         )
         self._counts = [len(members) for members in self._members]
         if not any(self._counts):
             raise ValueError(f"no example is in a bucket; boundaries are {self._bounds}")
-        self._seed, self._shuffle, self._epochs = seed, shuffle, epochs
+        self._seed = seed
+        self._shuffle = shuffle
+        self._epochs = epochs
         self._orders = [
-            Ordering(_Count(count), _bucket_seed(seed, bucket), shuffle, size)
+            Ordering(range(max(count, 1)), _bucket_seed(seed, bucket), shuffle, size)
             for bucket, (count, size) in enumerate(zip(self._counts, self._sizes, strict=True))
         ]
         left_over = [bucket for bucket in range(len(self._bounds)) if self._left_over(bucket)]
@@ -134,15 +144,19 @@ class Bucketed:
         self.steps = None if epochs is None else self._before(epochs) + len(self._kept)
 
     def sizes(self, step: int, count: int) -> list[int]:
+        """Return the sizes of `count` batches from `step` on."""
         return [stop - start for _, start, stop in map(self._place, range(step, step + count))]
 
     def indices(self, step: int, count: int) -> np.ndarray:
+        """Return the examples of `count` batches from `step` on, concatenated."""
         return np.concatenate([self._batch(at) for at in range(step, step + count)])
 
     def length(self, step: int) -> int | None:
+        """Return the boundary of the step's bucket."""
         return self._bounds[self._place(step)[0]]
 
     def is_whole(self, count: int) -> bool:
+        """Return True if all kept batches divide by `count`, provided that full ones do."""
         return all(self._left_over(bucket) % count == 0 for bucket in self._kept)
 
     def _batch(self, step: int) -> np.ndarray:
@@ -150,11 +164,10 @@ class Bucketed:
         return self._members[bucket][self._orders[bucket].indices(start, stop)]
 
     def _place(self, step: int) -> tuple[int, int, int]:
-        """The bucket that a step's batch is taken from, and where in the bucket's stream."""
-        if self.steps is not None and step >= self.steps - len(
-            self._kept
-        ):  # the last ones, which are not full
-            bucket = self._kept[step - self.steps + len(self._kept)]
+        """Return the bucket of a step's batch, and its start and stop in the bucket's stream."""
+        full = None if self.steps is None else self.steps - len(self._kept)
+        if full is not None and step >= full:
+            bucket = self._kept[step - full]
             stop = self._counts[bucket] * (self._epochs or 0)
             return bucket, stop - self._left_over(bucket), stop
         epoch = self._epoch(step)
@@ -170,37 +183,32 @@ class Bucketed:
         return bucket, first * self._sizes[bucket], (first + 1) * self._sizes[bucket]
 
     def _epoch(self, step: int) -> int:
-        """The epoch of a step: the last one with no more than so many batches before it."""
-        low, high = 0, 1
+        """Return the epoch of a step: the last one with at most `step` batches before it."""
+        low = 0
+        high = 1
         while self._before(high) <= step:
-            low, high = high, 2 * high
+            low = high
+            high = 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._before(middle) <= step else (low, middle)
+            if self._before(middle) <= step:
+                low = middle
+            else:
+                high = middle
         return low
 
     def _before(self, epoch: int) -> int:
-        """The number of batches before an epoch."""
+        """Return the number of batches before an epoch."""
         return sum(self._batches(epoch))
 
     def _batches(self, epoch: int) -> list[int]:
-        """How many each bucket has filled before an epoch."""
+        """Return how many batches each bucket has filled before an epoch."""
         return [
             epoch * count // size for count, size in zip(self._counts, self._sizes, strict=True)
         ]
 
     def _left_over(self, bucket: int) -> int:
         return (self._epochs or 0) * self._counts[bucket] % self._sizes[bucket]
-
-
-class _Count:
-    """A length, for an order of numbers."""
-
-    def __init__(self, length: int):
-        self._length = max(length, 1)
-
-    def __len__(self) -> int:
-        return self._length
 
 
 def _bucket_seed(seed: int, bucket: int) -> int:
@@ -212,17 +220,16 @@ def _count(examples: int, size: int, last: Last) -> int:
 
 
 def example_lengths(source: Source, feature: str, *, chunk: int = 1024) -> np.ndarray:
-    """The length of a feature in every example of a source, all of which are read once."""
+    """Return the length of a feature in every example of a source, reading all of them once."""
     lengths = np.empty(len(source), np.int64)
     for at in range(0, len(source), chunk):
         rows = source.read(np.arange(at, min(at + chunk, len(source))))
         if feature not in rows:
-            raise ValueError(
-                f"there is no feature {feature} to measure; there are {', '.join(rows)}"
-            )
+            raise ValueError(f"no feature {feature} to measure; the features are {', '.join(rows)}")
         if np.ndim(rows[feature]) == 1 and not rows[feature].dtype.hasobject:
             raise ValueError(
-                f"feature {feature} has no length: it holds single values, such as {rows[feature][0]!r}"
+                f"feature {feature} has no length: it holds single values, "
+                f"such as {rows[feature][0]!r}"
             )
         lengths[at : at + chunk] = [len(row) for row in rows[feature]]
     return lengths

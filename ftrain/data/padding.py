@@ -1,4 +1,4 @@
-"""Padding: features of unequal lengths become arrays."""
+"""Padding: features of unequal lengths as arrays."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ from ftrain.data.source import Batch
 
 @dataclass(frozen=True)
 class Pad:
-    """Fill a feature up with `value` at its end, to one length.
+    """Pad a feature with `value` at its end, to one length.
 
     Args:
-      length: None for that of the bucket, or else of the longest in the batch, as a multiple of `multiple`.
-      truncate: cut off what is longer, instead of raising.
-      lengths: a feature of this name tells the lengths that the examples had, as int32.
+      length: None for the boundary of the bucket or, without buckets, for the longest of the batch,
+        rounded up to a multiple of `multiple`.
+      truncate: cut longer examples instead of raising.
+      lengths: name of an int32 feature with the original lengths.
     """
 
     length: int | None = None
@@ -33,13 +34,12 @@ class Pad:
 
 
 def check_pads(pads: Mapping[str, Pad]) -> None:
+    """Raise unless all values are Pads whose `lengths` collide with no padded feature."""
     for name, pad in pads.items():
         if not isinstance(pad, Pad):
-            raise TypeError(f"pad={{{name!r}: {pad!r}}} is no Pad; write Pad({pad!r})")
+            raise TypeError(f"pad={{{name!r}: {pad!r}}} is not a Pad; write Pad({pad!r})")
         if pad.lengths in pads:
-            raise ValueError(
-                f"the lengths of {name} would take the place of the feature {pad.lengths}"
-            )
+            raise ValueError(f"the lengths of {name} would replace the feature {pad.lengths}")
 
 
 def pad_batch(
@@ -48,18 +48,16 @@ def pad_batch(
     bucket: int | None = None,
     where: Callable[[int], str] | None = None,
 ) -> Batch:
-    """The batch with each feature that `pads` names padded; `bucket` is the length of those that tell none.
+    """Return the batch with the features of `pads` padded.
 
-    `where` names a row of the batch in messages.
+    `bucket` is the length for Pads without one. `where` names a row of the batch in messages.
     """
     padded = dict(batch)
     for name, pad in pads.items():
         if name not in batch:
-            raise ValueError(f"there is no feature {name} to pad; there are {', '.join(batch)}")
+            raise ValueError(f"no feature {name} to pad; the features are {', '.join(batch)}")
         if pad.lengths in batch:
-            raise ValueError(
-                f"the lengths of {name} would take the place of the feature {pad.lengths}"
-            )
+            raise ValueError(f"the lengths of {name} would replace the feature {pad.lengths}")
         padded |= _pad_feature(name, batch[name], pad, bucket, where or (lambda row: f"row {row}"))
     return padded
 
@@ -79,27 +77,28 @@ def _pad_feature(
     if longest > length and not pad.truncate:
         place = where(int(lengths.argmax()))
         raise ValueError(
-            f"{place}: {name} has {longest} values, wanted at most {length}; Pad(truncate=True) cuts it"
+            f"{place}: {name} has {longest} values, expected at most {length}; "
+            "Pad(truncate=True) cuts it"
         )
-    # An empty list says nothing of its values, unless all of them are empty.
-    shapes = {row.shape[1:] for row in rows if len(row)} or {
-        max((row.shape[1:] for row in rows), key=len)
-    }
+    # The shape of an empty row counts only if all rows are empty.
+    shapes = {row.shape[1:] for row in rows if len(row)}
+    if not shapes:
+        shapes = {max((row.shape[1:] for row in rows), key=len)}
     if len(shapes) > 1:
         raise ValueError(
             f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}"
         )
     dtype = np.result_type(*(row for row in rows if len(row))) if lengths.any() else rows[0].dtype
     whole = np.empty((len(rows), length, *shapes.pop()), dtype)
-    whole.fill(_value(name, pad.value, dtype))  # np.full would lose zeros at the end of bytes
+    whole.fill(_check_value(name, pad.value, dtype))  # np.full would drop trailing zero bytes
     for at, row in enumerate(rows):
         if len(row):
             whole[at, : len(row)] = row[:length]
     return {name: whole} | ({pad.lengths: np.minimum(lengths, length)} if pad.lengths else {})
 
 
-def _value(name: str, value: Any, dtype: np.dtype) -> Any:
-    """What is padded with, if it is a value of the dtype."""
+def _check_value(name: str, value: Any, dtype: np.dtype) -> Any:
+    """Return the padding value if the dtype can hold it."""
     if dtype.kind in "iu" and (
         not np.isfinite(value) or value != np.floor(value) or not _fits(value, dtype)
     ):

@@ -1,4 +1,4 @@
-"""Pieces: what one call of a compiled step is given, a batch or the batches of several steps stacked to one."""
+"""Pieces: the input of one call of a compiled step, a batch or several batches stacked."""
 
 import dataclasses
 import itertools
@@ -10,29 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from ftrain.data.pipeline import Pipeline
-from ftrain.data.reading import Done, Read, read_ahead
+from ftrain.data.read_ahead import ReadRequest, ReadResult, read_ahead
 from ftrain.data.shapes import ShapeWatch, check_numbers
 from ftrain.data.source import size_of
 
 CHUNK_BYTES = 1 << 20  # small batches are read several at a time, up to this many bytes
-CHUNK_STEPS = 64
-CHUNK_SECONDS = 0.02  # that reading them should take at most
+CHUNK_STEPS = 64  # and this many steps
+CHUNK_SECONDS = 0.02  # and this time
 
 Put = Callable[[Any, int], Any]  # (batch, steps in it) -> the same on the devices
-_Several = list[tuple[int, Any]]  # steps and their batch or, of several, their stacked batches
+_Counted = list[tuple[int, Any]]  # number of steps, and their batch or stacked batches
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """The input of `count` steps; if there are several, their batches are stacked along a new first axis."""
+    """The input of `count` steps; several batches are stacked along a new first axis."""
 
     count: int
     batch: Any
-    kind: int = 0  # the number of the form that a batch of it has
-    examples: int = 0  # in a batch, of all processes together
+    kind: int = 0  # the number of the batch's form, from ShapeWatch
+    examples: int = 0  # in the global batch of one step
 
     def split(self) -> "list[Piece]":
-        """One piece for each step."""
+        """Return one piece for each step."""
         if self.count == 1:
             return [self]
         return [
@@ -42,7 +42,7 @@ class Piece:
 
 
 def stack(pieces: list[Piece]) -> Piece:
-    """Pieces of one step each, and of one form, as one piece."""
+    """Stack pieces of one step each and of one form to one piece."""
     batch = jax.tree.map(_stack, *(piece.batch for piece in pieces))
     return dataclasses.replace(pieces[0], count=len(pieces), batch=batch)
 
@@ -55,7 +55,7 @@ def pieces(
     shapes: ShapeWatch | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[Piece]]:
-    """The input from step `start` on, in pieces of the given lengths, several at a time, until it is `stopped`."""
+    """Yield the input from step `start` on, in lists of pieces of the given lengths."""
     watch = shapes or ShapeWatch()
     expected = isinstance(data, Pipeline) and data.has_several_shapes
     if isinstance(data, Pipeline):
@@ -63,11 +63,11 @@ def pieces(
     else:
         made = _from_batches(data, start, lengths, watch)
     step = start
-    examples: dict[int, int] = {}  # in a batch, by its kind
-    for several in made:
+    examples: dict[int, int] = {}  # in a global batch, by kind
+    for counted in made:
         ready: list[Piece] = []
-        for count, batch in several:
-            if put is None:  # nothing is compiled, so forms do not matter
+        for count, batch in counted:
+            if put is None:  # nothing is compiled, so shapes do not matter
                 ready.append(Piece(count, batch))
                 continue
             single = batch if count == 1 else jax.tree.map(lambda leaf: leaf[0], batch)
@@ -86,60 +86,60 @@ def _from_pipeline(
     lengths: Iterator[int],
     watch: ShapeWatch,
     stopped: Callable[[], bool],
-) -> Iterator[_Several]:
-    """Single steps are read several at a time, and the steps of a piece together: a large read is cheaper than many."""
+) -> Iterator[_Counted]:
+    """Read the steps of a piece together, and several single steps: few large reads are cheaper."""
     chunk = _Chunk()
-    for done in read_ahead(pipeline, _orders(pipeline, step, lengths, chunk), stopped):
-        chunk.adapt(done)
-        yield _pieces_of(done, watch, pipeline.has_several_shapes)
+    for result in read_ahead(pipeline, _requests(pipeline, step, lengths, chunk), stopped):
+        chunk.adapt(result)
+        yield _split_result(result, watch, pipeline.has_several_shapes)
 
 
-def _orders(
+def _requests(
     pipeline: Pipeline, step: int, lengths: Iterator[int], chunk: "_Chunk"
-) -> Iterator[Read]:
-    """What to read for pieces of the given lengths, up to where the data end."""
+) -> Iterator[ReadRequest]:
+    """Yield the reads for pieces of the given lengths, up to the end of the data."""
     for length, run in itertools.groupby(lengths):
         while pieces := len(list(itertools.islice(run, chunk.steps if length == 1 else 1))):
             count = pieces * length
             if pipeline.steps is not None and step + count > pipeline.steps:
                 if step < pipeline.steps:
-                    yield Read(step, pipeline.steps - step, stacked=False)
+                    yield ReadRequest(step, pipeline.steps - step, stacked=False)
                 return
-            yield Read(step, count, stacked=length > 1)
+            yield ReadRequest(step, count, stacked=length > 1)
             step += count
 
 
 class _Chunk:
-    """How many single steps are read together: more and more, as long as that is quick and small."""
+    """The number of single steps read together: it grows while reads are fast and small."""
 
     def __init__(self) -> None:
         self.steps = 1
 
-    def adapt(self, done: Done) -> None:
-        if done.order.stacked or done.order.count < self.steps:
+    def adapt(self, result: ReadResult) -> None:
+        if result.request.stacked or result.request.count < self.steps:
             return
-        most = min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size_of(done.batches[0]), 1)))
-        if done.seconds < CHUNK_SECONDS / 4:
+        most = min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size_of(result.batches[0]), 1)))
+        if result.seconds < CHUNK_SECONDS / 4:
             self.steps = min(2 * self.steps, most)
-        elif done.seconds > CHUNK_SECONDS:
+        elif result.seconds > CHUNK_SECONDS:
             self.steps = max(self.steps // 2, 1)
 
 
-def _pieces_of(done: Done, watch: ShapeWatch, expected: bool) -> _Several:
-    order = done.order
-    if done.is_stacked:
-        return [(order.count, done.batches[0])]
-    if not order.stacked:
-        return [(1, batch) for batch in done.batches]
+def _split_result(result: ReadResult, watch: ShapeWatch, expected: bool) -> _Counted:
+    request = result.request
+    if result.is_stacked:
+        return [(request.count, result.batches[0])]
+    if not request.stacked:
+        return [(1, batch) for batch in result.batches]
     kinds = [
-        watch.kind(batch, order.step + at, expected=expected)
-        for at, batch in enumerate(done.batches)
+        watch.kind(batch, request.step + at, expected=expected)
+        for at, batch in enumerate(result.batches)
     ]
-    return _together(done.batches, kinds)
+    return _stack_if_alike(result.batches, kinds)
 
 
-def _together(batches: list[Any], kinds: list[int]) -> _Several:
-    """Batches stacked, if they are of one kind."""
+def _stack_if_alike(batches: list[Any], kinds: list[int]) -> _Counted:
+    """Stack the batches if they are of one kind."""
     if len(batches) > 1 and len(set(kinds)) == 1:
         return [(len(batches), jax.tree.map(_stack, *batches))]
     return [(1, batch) for batch in batches]
@@ -147,12 +147,13 @@ def _together(batches: list[Any], kinds: list[int]) -> _Several:
 
 def _from_batches(
     batches: Iterable[Any], step: int, lengths: Iterator[int], watch: ShapeWatch
-) -> Iterator[_Several]:
+) -> Iterator[_Counted]:
     stream = iter(batches)
     for length in lengths:
         read, kinds, failure = _read(stream, step, length, watch)
         if read:
-            yield _together(read, kinds) if len(read) == length else [(1, batch) for batch in read]
+            is_full = len(read) == length
+            yield _stack_if_alike(read, kinds) if is_full else [(1, batch) for batch in read]
         if failure is not None:
             raise failure
         if not read:
@@ -163,14 +164,14 @@ def _from_batches(
 def _read(
     stream: Iterator[Any], step: int, count: int, watch: ShapeWatch
 ) -> tuple[list[Any], list[int], BaseException | None]:
-    """The next batches, their kinds, and what went wrong after them, if something did."""
+    """Return the next batches, their kinds, and the error raised after them, if any."""
     read: list[Any] = []
     kinds: list[int] = []
     try:
         for batch in itertools.islice(stream, count):
             kinds.append(watch.kind(batch, step + len(read)) if count > 1 else 0)
             read.append(batch)
-    except BaseException as failure:  # noqa: BLE001 - raised when the batches before it have been handed over
+    except BaseException as failure:  # noqa: BLE001 - raised after the batches before it
         return read, kinds, failure
     return read, kinds, None
 
@@ -184,6 +185,6 @@ def _stack(*leaves: Any) -> Any:
 
 
 def _examples(batch: Any) -> int:
-    """The length of the first axis, if all leaves share one."""
+    """Return the length of the first axis if all leaves share it, else 0."""
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
     return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else 0

@@ -1,4 +1,4 @@
-"""Prefetching: a thread that makes the next batches while the device works on this one."""
+"""Prefetching: a thread prepares the next batches while the device works on this one."""
 
 import itertools
 import threading
@@ -16,18 +16,18 @@ from ftrain.data.pipeline import Pipeline
 from ftrain.data.shapes import ShapeWatch
 from ftrain.data.source import size_of
 
-DEPTH = 4  # lists of items that wait, ready, ahead of use
-GRACE = 10.0  # seconds in which a read that is under way may end when nobody wants it any more
-_POLL = 0.2  # seconds between two looks at whether to go on waiting
-LARGE = 32 << 20  # bytes of a list, of which only two wait
+DEPTH = 4  # prefetched lists of items
+GRACE = 10.0  # seconds for a read in progress to end after close()
+LARGE = 32 << 20  # bytes of a list from which on only two are prefetched
+_POLL_SECONDS = 0.2  # between two checks of whether to keep waiting
 T = TypeVar("T")
 
 
 def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Feed[Any]":
-    """The batches of `data` from step `start` on, prefetched; `close` ends its thread.
+    """Return an iterator over the prefetched batches of `data` from step `start` on.
 
-    A pipeline is asked for exactly those steps. A plain iterable cannot be: it gives whatever it yields next, so a
-    resumed run sees other batches than the first one did.
+    A pipeline is read from exactly that step. A plain iterable yields whatever comes next, so a
+    resumed run sees different batches than an uninterrupted one.
     """
     closed = threading.Event()
     made = pieces(check_data(data), start, itertools.repeat(1), stopped=closed.is_set)
@@ -43,16 +43,18 @@ def feed_pieces(
     shapes: ShapeWatch | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> "Prefetcher[Piece]":
-    """As `feed`, for calls that take several steps each."""
+    """Prefetch as `feed` does, for calls of a compiled step that take several steps each."""
     closed = threading.Event()
     made = pieces(check_data(data), start, lengths, put, shapes, stopped=closed.is_set)
     return Prefetcher(made, stop=stop, closed=closed)
 
 
 def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
+    """Return `data`; raise TypeError unless it is a pipeline or an iterable of batches."""
     if isinstance(data, Mapping):
         raise TypeError(
-            f"data is a dict with {', '.join(data)}: use Pipeline(ArraySource(data), batch_size=...)"
+            f"data is a dict with {', '.join(data)}: "
+            "use Pipeline(ArraySource(data), batch_size=...)"
         )
     if not isinstance(data, (Pipeline, Iterable)):
         raise TypeError(
@@ -62,7 +64,7 @@ def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
 
 
 class Feed(Generic[T]):
-    """What a Prefetcher gives; nobody need close it: its thread ends when it is forgotten, too."""
+    """The items of a Prefetcher, whose thread also ends when this object is garbage-collected."""
 
     def __init__(self, prefetcher: "Prefetcher[T]"):
         self._prefetcher = prefetcher
@@ -74,21 +76,21 @@ class Feed(Generic[T]):
         return next(self._prefetcher)
 
     def close(self) -> None:
-        """End the thread, and the threads or workers that it reads by."""
+        """End the thread, and the reading threads or worker processes."""
         self._prefetcher.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # at the end of a program all sorts of things are gone
+        with suppress(Exception):  # at interpreter exit anything may be missing
             self._prefetcher.close(grace=1.0)
 
 
 class Prefetcher(Generic[T]):
-    """An iterator over the items of an iterator of lists of them, which a thread runs ahead.
+    """An iterator over the items of `lists`, an iterator of lists that a thread runs ahead.
 
-    The thread makes lists until `depth` of them wait, and goes on when half of those are used up: it wakes up less
-    often than items are taken. What the iterator raises is raised by `next` here, after the items that came before it.
-    While `next` waits it asks `stop` whether to go on waiting; if not, it raises EndOfData. `close` sets `closed`, for
-    the iterator to look at.
+    The thread prepares lists until `depth` of them are ready, and resumes when half of those are
+    used up: so it wakes up less often than items are taken. An error of the iterator is raised by
+    `next`, after the items before it. While `next` waits it polls `stop`, and raises EndOfData once
+    that returns True. `close` sets the event `closed`, which the iterator may watch.
     """
 
     def __init__(
@@ -98,7 +100,9 @@ class Prefetcher(Generic[T]):
         stop: Callable[[], bool] = lambda: False,
         closed: threading.Event | None = None,
     ):
-        self._lists, self._depth, self._stop = lists, depth, stop
+        self._lists = lists
+        self._depth = depth
+        self._stop = stop
         self._closed = closed or threading.Event()
         self._ready: deque[list[T]] = deque()
         self._changed = threading.Condition()
@@ -115,19 +119,19 @@ class Prefetcher(Generic[T]):
             return item
         with self._changed:
             while not self._ready and not self._coordinator.should_stop():
-                if not self._changed.wait(_POLL) and self._stop():
-                    raise EndOfData("the run stops while it waits for data")
+                if not self._changed.wait(_POLL_SECONDS) and self._stop():
+                    raise EndOfData("the run was stopped while waiting for data")
             if self._ready:
                 self._items = iter(self._ready.popleft())
                 if self._is_full and len(self._ready) <= self._depth // 2:
                     self._is_full = False
                     self._changed.notify_all()
                 return next(self)
-        self._coordinator.join()  # raises what ended the thread, unless it was the end of the data
+        self._coordinator.join()  # raises the error that ended the thread, if any
         raise StopIteration
 
     def is_ready(self, timeout: float) -> bool:
-        """Wait at most so long for `next` to have something, the end or an error included."""
+        """Wait up to `timeout` seconds until `next` would not block; return True if so."""
         for item in self._items:
             self._items = itertools.chain([item], self._items)
             return True
@@ -137,23 +141,23 @@ class Prefetcher(Generic[T]):
             )
 
     def close(self, grace: float | None = None) -> None:
-        """End the thread; it is gone when this returns, unless a read of the source hangs for `grace` seconds."""
+        """End the thread and wait for it, up to `grace` seconds if a read of the source hangs."""
         self._closed.set()
         self._coordinator.request_stop()
         with self._changed:
             self._items = iter(())
             self._ready.clear()
             self._changed.notify_all()
-        with suppress(Exception):  # of items that nobody has asked for
+        with suppress(Exception):  # errors of items that were never requested
             self._coordinator.join(
                 stop_grace_period_secs=GRACE if grace is None else grace, ignore_live_threads=True
             )
-        with suppress(ValueError):  # of a read that hangs
+        with suppress(ValueError):  # the generator is still running: its read hangs
             if isinstance(self._lists, Generator):
-                self._lists.close()  # with the threads or processes that it has read by
+                self._lists.close()  # also ends its reading threads or processes
 
     def _work(self) -> None:
-        """Make one list, and wait while there are enough."""
+        """Prepare one list, then wait while enough are ready."""
         try:
             made = next(self._lists, None)
         except BaseException as error:

@@ -26,7 +26,7 @@ from ftrain.formats.examples.columns import as_objects
 from ftrain.formats.records.framing import MAX_RECORD_BYTES
 from ftrain.formats.records.reading import OnDamage
 
-_LOOKED_AT = 32  # records
+_CHECKED = 32  # records that are checked for misspelt feature names
 
 Files = str | Path | Sequence[str | Path]
 Spec = Mapping[str, Fixed | Padded | Ragged | Raw | Image]
@@ -34,19 +34,20 @@ Lists = Mapping[str, Steps | Ragged]
 
 
 class RecordSource:
-    """The records of TFRecord files, in any order, verified and parsed.
+    """The records of TFRecord files with random access, verified and parsed.
 
-    source = RecordSource("data/train-*.tfrecord", {"image": Raw((28, 28), "uint8"), "label": Fixed(dtype="int32")})
+    spec = {"image": Raw((28, 28), "uint8"), "label": Fixed(dtype="int32")}
+    source = RecordSource("data/train-*.tfrecord", spec)
 
     Args:
       files: a path, a pattern, or several.
-      spec: the features that each record, an Example, should have; without it "record" are the bytes as they are.
-      sequence: the feature lists of records that are SequenceExamples, of which `spec` is the context.
-      on_damage: "raise" when a damaged record is read; or "skip": all are read once, and `damages` tells of those that
-        are left out.
-      verify: the checksum of every record that is read.
-      cache: a directory to which compressed files are unpacked, once; only plain ones can be read in any order.
-      sidecar: keep the index of each file beside it, as FILE.index, for the next time.
+      spec: the features of each record, an Example; None gives the raw bytes as feature "record".
+      sequence: the feature lists of SequenceExamples; `spec` then describes their context.
+      on_damage: "raise" when a damaged record is read, or "skip": read all records once, leave out
+        damaged ones and list them in `damages`.
+      verify: verify the checksum of every record that is read.
+      cache: a directory for plain copies of compressed files, which have no random access.
+      sidecar: keep the index of each file beside it, as FILE.index, for the next run.
       max_record_bytes: a longer record counts as damaged; 256 MiB by default.
     """
 
@@ -77,11 +78,11 @@ class RecordSource:
                 stacklevel=2,
             )
         if spec and sequence is None:
-            self._warn_of_misspelt(spec)
+            self._warn_if_misspelt(spec)
 
     @property
     def damages(self) -> list[Any]:
-        """What was left out, as errors that were not raised."""
+        """The records that were left out, as errors that were not raised."""
         return self.files.damages
 
     def __len__(self) -> int:
@@ -91,9 +92,11 @@ class RecordSource:
         return f"RecordSource({_names(self.files.paths)})"
 
     def where(self, index: int) -> str:
+        """Return the file and the number of a record for messages."""
         return self.files.where(index)
 
     def read(self, indices: np.ndarray) -> Batch:
+        """Return the parsed records at `indices`."""
         try:
             records = self.files.read(indices)
         except DamagedRecordError as error:
@@ -101,27 +104,27 @@ class RecordSource:
             raise
         return self._decode(records, lambda row: self.where(int(indices[row])))
 
-    def _warn_of_misspelt(self, spec: Spec) -> None:
-        """A feature that may be missing is not missed if its name is wrong, so the first records are looked at."""
+    def _warn_if_misspelt(self, spec: Spec) -> None:
+        """Warn if the first records lack a feature: a default would hide a misspelt name."""
         try:
             first = [
                 decode_example(record)
-                for record in self.files.read(np.arange(min(len(self), _LOOKED_AT)))
+                for record in self.files.read(np.arange(min(len(self), _CHECKED)))
             ]
-        except ValueError:  # told when they are read in earnest
+        except ValueError:  # raised again when these records are read
             return
-        there = sorted({name for record in first for name in record})
-        unknown = [name for name in spec if name not in there]
+        found = sorted({name for record in first for name in record})
+        unknown = [name for name in spec if name not in found]
         if first and unknown:
             warnings.warn(
-                f"{self!r}: none of the first {len(first)} records has {', '.join(unknown)}; they have "
-                f"{', '.join(there) or 'nothing'}",
+                f"{self!r}: none of the first {len(first)} records has {', '.join(unknown)}; "
+                f"they have {', '.join(found) or 'nothing'}",
                 stacklevel=3,
             )
 
 
 class ArrayRecordSource:
-    """The records of ArrayRecord files, which the package array_record reads, parsed as a RecordSource's are."""
+    """The records of ArrayRecord files, parsed as by RecordSource; needs package array_record."""
 
     def __init__(self, files: Files, spec: Spec | None = None, *, sequence: Lists | None = None):
         self._decode = _Decoder(spec, sequence)
@@ -135,13 +138,15 @@ class ArrayRecordSource:
         return f"ArrayRecordSource({_names(self.paths)})"
 
     def where(self, index: int) -> str:
+        """Return the file and the number of a record for messages."""
         file = int(np.searchsorted(self._starts, index, "right")) - 1
         return f"{self.paths[file]}: record {index - int(self._starts[file])}"
 
     def read(self, indices: np.ndarray) -> Batch:
+        """Return the parsed records at `indices`."""
         indices = np.asarray(indices)
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(f"{self!r} has {len(self)} records, but {indices.max()} was asked for")
+            raise IndexError(f"{self!r} has {len(self)} records, but {indices.max()} was requested")
         files = np.searchsorted(self._starts, indices, "right") - 1
         records = [b""] * len(indices)
         for file in np.unique(files).tolist():
@@ -155,10 +160,12 @@ class ArrayRecordSource:
         try:
             from array_record.python.array_record_module import ArrayRecordReader
         except ImportError:
-            message = "ArrayRecord files need the package array_record: pip install 'ftrain[array-record]'"
-            raise ModuleNotFoundError(message) from None
-        options = "readahead_buffer_size:0,max_parallelism:0"  # for reads in any order
-        self._readers = [_opened(ArrayRecordReader, path, options) for path in self.paths]
+            raise ModuleNotFoundError(
+                "ArrayRecord files need the package array_record: "
+                "pip install 'ftrain[array-record]'"
+            ) from None
+        options = "readahead_buffer_size:0,max_parallelism:0"  # for random access
+        self._readers = [_open_reader(ArrayRecordReader, path, options) for path in self.paths]
         self._starts = np.cumsum([0, *(reader.num_records() for reader in self._readers)])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -172,23 +179,24 @@ class ArrayRecordSource:
 
 
 class _Decoder:
-    """Bytes of records to a batch, by a spec."""
+    """Decodes the bytes of records to a batch, by a spec."""
 
     def __init__(self, spec: Spec | None, sequence: Lists | None):
-        for what in (spec, sequence):
-            if what is not None and not isinstance(what, Mapping):
+        for mapping in (spec, sequence):
+            if mapping is not None and not isinstance(mapping, Mapping):
                 raise TypeError(
-                    f"a spec maps names to Fixed(...), Ragged(...) and so on, got {what!r}"
+                    f"a spec maps names to Fixed(...), Ragged(...) and so on, got {mapping!r}"
                 )
         for name, entry in [*(spec or {}).items(), *(sequence or {}).items()]:
-            _check_alone(name, entry)
+            _check_independent(name, entry)
         for name, entry in (sequence or {}).items():
             if isinstance(entry, Fixed):
                 raise ValueError(
                     f"{name} has steps of one shape: write Steps({entry}, length=...), or Ragged"
                 )
         _check_outputs(spec or {}, sequence or {})
-        self._spec, self._sequence = spec, sequence
+        self._spec = spec
+        self._sequence = sequence
         self._parser = ExampleParser(spec or {})
 
     def __call__(self, records: list[bytes], where: Callable[[int], str]) -> Batch:
@@ -214,21 +222,21 @@ def _check_outputs(spec: Spec, sequence: Lists) -> None:
         )
 
 
-def _check_alone(name: str, entry: Any) -> None:
-    """What an example is made into must not depend on those that it is read with."""
+def _check_independent(name: str, entry: Any) -> None:
+    """Raise if a parsed example would depend on the examples that are read together with it."""
     lacks_length = isinstance(entry, Padded | Steps) and entry.length is None
     if lacks_length or (isinstance(entry, Ragged) and entry.flat):
         raise ValueError(
-            f"{name}: {entry} depends on which records are read together; give it a length, or let the pipeline pad: "
-            f"Ragged here, and Pipeline(..., pad={{{name!r}: Pad()}})"
+            f"{name}: {entry} depends on which records are read together; give it a length, "
+            f"or let the pipeline pad: Ragged here, and Pipeline(..., pad={{{name!r}: Pad()}})"
         )
 
 
-def _opened(reader: Any, path: Path, options: str) -> Any:
+def _open_reader(reader: Any, path: Path, options: str) -> Any:
     opened = reader(str(path), options)
     if not opened.ok():
         raise ValueError(
-            f"{path} cannot be read as an ArrayRecord file: it is damaged, or something else"
+            f"{path} cannot be read as an ArrayRecord file: it is damaged, or another kind of file"
         )
     return opened
 

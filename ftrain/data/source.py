@@ -1,6 +1,7 @@
-"""Sources: examples that can be read by index, a whole batch of indices at once."""
+"""Sources: examples that are read by index, a whole batch of indices at once."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -8,25 +9,32 @@ import numpy as np
 from ftrain.formats.examples.columns import as_objects
 
 Batch = dict[str, np.ndarray]
+Example = dict[str, Any]
 
 
 class Source(Protocol):
-    """Anything with a length and `read`.
+    """Anything with a length and a method `read`.
 
-    Two more methods are used where they are there: `where(index) -> str` names an example in messages, and
-    `order(positions, seed, shuffle) -> indices` chooses the example at each position of the endless stream, which
-    otherwise are epochs, one behind the other.
+    Two more methods are optional. `where(index) -> str` names an example in messages.
+    `order(positions, seed, shuffle) -> indices` chooses the example at each position of the endless
+    stream; the default is one epoch after the other.
     """
 
     def __len__(self) -> int: ...
 
     def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at `indices`, stacked along a leading axis, in arrays that are the caller's to change."""
+        """Return the examples at `indices`, stacked along a leading axis.
+
+        The caller owns the arrays and may change them.
+        """
         ...
 
 
 class RangeSource:
-    """The numbers below `length`, as "index": for data that are computed, by a MapSource, and not read."""
+    """The integers below `length` as feature "index".
+
+    Combine it with a MapSource for examples that are computed rather than read.
+    """
 
     def __init__(self, length: int):
         if length < 0:
@@ -40,11 +48,12 @@ class RangeSource:
         return f"RangeSource({self._length})"
 
     def read(self, indices: np.ndarray) -> Batch:
+        """Return the indices themselves."""
         return {"index": np.array(indices, np.int64)}
 
 
 class WindowSource:
-    """One long sequence, read as windows of `length` that start every `stride` elements."""
+    """Windows of `length` elements of one long sequence, starting every `stride` elements."""
 
     def __init__(self, sequence: np.ndarray, length: int, *, stride: int = 1, name: str = "tokens"):
         if length < 1 or stride < 1:
@@ -61,42 +70,110 @@ class WindowSource:
         return f"WindowSource({self.name}, {len(self)} windows)"
 
     def read(self, indices: np.ndarray) -> Batch:
+        """Return the windows at `indices`."""
         return {self.name: self.windows[indices]}
 
 
+class GrainSource:
+    """The elements of a `grain.MapDataset`, or of any sequence with a length and an index.
+
+    For transforms that were written for grain. Grain's random map and shuffle depend on the index
+    alone, so batches stay repeatable. Elements are read one by one, tens of thousands per second;
+    `Pipeline(..., workers=n)` reads them in worker processes. A `grain.IterDataset` has no random
+    access: wrap it in a `Stream`.
+    """
+
+    def __init__(self, dataset: Any):
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                "GrainSource needs a dataset with a length and an index, such as a "
+                f"grain.MapDataset, got {type(dataset).__name__}; wrap an iterable in a Stream"
+            )
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __repr__(self) -> str:
+        return f"GrainSource({type(self.dataset).__name__})"
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """Return the elements at `indices` as one batch."""
+        return join_examples([self._element(int(index)) for index in indices], repr(self))
+
+    def _element(self, index: int) -> Example:
+        element = self.dataset[index]
+        if element is None:
+            raise ValueError(
+                f"{self!r}: element {index} was filtered out: filter with a FilterSource instead"
+            )
+        return dict(element) if hasattr(element, "keys") else {"value": element}
+
+
 def where(source: Source, index: int) -> str:
-    """An example's name in messages."""
+    """Return the name of an example for messages."""
     own = getattr(source, "where", None)
     return own(index) if own else f"{describe(source)}: example {index}"
 
 
 def describe(source: Any) -> str:
-    """A source's name in messages: what it says of itself, or its class."""
+    """Return the name of a source for messages: its repr if it defines one, else its class."""
     return repr(source) if type(source).__repr__ is not object.__repr__ else type(source).__name__
 
 
 def check_batch(batch: Any, count: int, maker: str) -> Batch:
-    """The batch, if it has names and `count` examples; else an error that names who made it."""
+    """Return the batch if it is a dict of arrays of `count` examples; `maker` names its origin."""
     if not isinstance(batch, Mapping):
-        raise TypeError(f"{maker} should answer with a dict of arrays, got {type(batch).__name__}")
+        raise TypeError(f"{maker} must return a dict of arrays, got {type(batch).__name__}")
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != count:
             raise ValueError(
-                f"{maker} gave {name} with the shape {array.shape}, wanted {count} along the first axis"
+                f"{maker} returned {name} with shape {array.shape}, "
+                f"expected {count} along the first axis"
             )
     return arrays
 
 
+def split_examples(batch: Batch) -> list[Example]:
+    """Return the examples of a batch."""
+    return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+
+
+def join_examples(examples: Sequence[Example], maker: str) -> Batch:
+    """Return a batch of the examples; features of unequal shapes become object arrays.
+
+    `maker` names the origin of the examples in errors.
+    """
+    for example in examples:
+        if not isinstance(example, Mapping):
+            raise TypeError(f"{maker} must return a dict of values, got {type(example).__name__}")
+    names = examples[0].keys() if examples else ()
+    for example in itertools.islice(examples, 1, None):
+        if example.keys() != names:
+            raise ValueError(
+                f"{maker} returned an example with {', '.join(example)}; "
+                f"the first had {', '.join(names)}"
+            )
+    batch = {name: to_rows([example[name] for example in examples]) for name in names}
+    for name, column in batch.items():
+        if column.dtype.hasobject:
+            _check_dtypes(name, column, maker)
+    return batch
+
+
 def to_rows(values: list[Any]) -> np.ndarray:
-    """Values of examples as one array; texts, and what has unequal shapes, as an array of objects."""
+    """Return values of examples as one array; text and unequal shapes give an object array."""
     if isinstance(values[0], (bytes, str)):
         return as_objects(values)
-    return settle(as_objects([np.asarray(value) for value in values]))
+    return stack_objects(as_objects([np.asarray(value) for value in values]))
 
 
-def settle(column: np.ndarray) -> np.ndarray:
-    """Objects that are arrays of one shape as one array, so that it does not matter who was read with whom."""
+def stack_objects(column: np.ndarray) -> np.ndarray:
+    """Stack an object array whose items are arrays of one shape and dtype; return others as is.
+
+    So the type of a feature does not depend on which examples were read together.
+    """
     if column.dtype != object or not all(isinstance(value, np.ndarray) for value in column):
         return column
     if len({value.shape for value in column}) > 1 or len({value.dtype for value in column}) > 1:
@@ -105,16 +182,28 @@ def settle(column: np.ndarray) -> np.ndarray:
 
 
 def size_of(batch: Batch) -> int:
-    """The bytes of a batch; of arrays of objects, as the first few of them let one guess."""
+    """Return the bytes of a batch; object arrays are estimated from their first items."""
     return sum(
         _object_bytes(array) if array.dtype.hasobject else array.nbytes for array in batch.values()
     )
 
 
+def _check_dtypes(name: str, column: np.ndarray, maker: str) -> None:
+    """Refuse several number dtypes: the result would depend on which examples come together."""
+    # An empty array says nothing about the dtype.
+    arrays = [value for value in column if isinstance(value, np.ndarray) and value.size]
+    dtypes = {array.dtype for array in arrays if array.dtype.kind in "biufc"}
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"{maker} returned {name} as {' and as '.join(sorted(map(str, dtypes)))}; "
+            "use one dtype for all examples"
+        )
+
+
 def _object_bytes(column: np.ndarray) -> int:
-    few = column.ravel()[:8]
-    each = [
+    sample = column.ravel()[:8]
+    sizes = [
         getattr(value, "nbytes", None) or (len(value) if hasattr(value, "__len__") else 8)
-        for value in few
+        for value in sample
     ]
-    return sum(each) * column.size // max(len(each), 1)
+    return sum(sizes) * column.size // max(len(sizes), 1)

@@ -8,17 +8,18 @@ import numpy as np
 from ftrain.data.source import Batch
 from ftrain.formats import match_files
 from ftrain.formats.examples.columns import as_objects
-from ftrain.formats.records.mapping import MappedFiles
+from ftrain.formats.records.files import MappedFiles
 from ftrain.paths import absolute
 
-_CHUNK = 16 << 20  # bytes that are searched for line ends together
+_CHUNK = 16 << 20  # bytes searched for line ends at once
 
 
 class TextSource:
-    """The lines of text files, without their ends, as "text": str objects, or bytes with `encoding=None`.
+    """The lines of text files, without line ends, as feature "text".
 
-    Files are a path, a pattern such as "data/*.txt", or several. They are searched once for where lines begin, which
-    takes sixteen bytes of memory for each; the lines themselves are read when they are asked for.
+    They are str objects, or bytes with `encoding=None`. `files` is a path, a pattern such as
+    "data/*.txt", or several. The files are scanned once for line starts, which takes 16 bytes of
+    memory per line; the lines themselves are read on demand.
     """
 
     def __init__(
@@ -30,7 +31,8 @@ class TextSource:
         name: str = "text",
     ):
         self.paths = [absolute(path) for path in match_files(files)]
-        self.encoding, self.name = encoding, name
+        self.encoding = encoding
+        self.name = name
         self._marks = [
             (status.st_size, status.st_mtime_ns) for status in (path.stat() for path in self.paths)
         ]
@@ -50,12 +52,14 @@ class TextSource:
         )
 
     def where(self, index: int) -> str:
+        """Return the file and the number of a line for messages."""
         number = self._file_of(index)
         first = int(self._lines[number][index - self._starts[number]][0])
         line = self._bytes(number, 0, first).count(b"\n") + 1
         return f"{self.paths[number]}: line {line}"
 
     def read(self, indices: np.ndarray) -> Batch:
+        """Return the lines at `indices`."""
         return {self.name: as_objects([self._line(int(index)) for index in indices])}
 
     def _line(self, index: int) -> str | bytes:
@@ -73,7 +77,7 @@ class TextSource:
 
     def _file_of(self, index: int) -> int:
         if not 0 <= index < len(self):
-            raise IndexError(f"{self!r} has {len(self)} lines, but line {index} was asked for")
+            raise IndexError(f"{self!r} has {len(self)} lines, but line {index} was requested")
         return int(np.searchsorted(self._starts, index, "right")) - 1
 
     def _bytes(self, number: int, start: int, end: int) -> bytes:
@@ -85,7 +89,7 @@ class TextSource:
 
 
 def _find_lines(path: Path, skip_empty: bool) -> np.ndarray:
-    """Where each line begins and where it ends, its end not included."""
+    """Return the start and the end of each line, without the line end."""
     data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     parts = [
         np.flatnonzero(data[at : at + _CHUNK] == ord("\n")) + at

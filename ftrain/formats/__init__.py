@@ -1,7 +1,7 @@
-"""Bytes only: record files, the examples in them, and TensorFlow's checkpoints."""
+"""File formats: records, the Examples in them, tables and TensorFlow checkpoints."""
 
 from ftrain.formats.examples.conversions import SpecError
-from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw
+from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw, Steps
 from ftrain.formats.examples.messages import (
     BytesList,
     Example,
@@ -17,8 +17,7 @@ from ftrain.formats.examples.messages import (
     encode_example,
     encode_sequence_example,
 )
-from ftrain.formats.examples.parsing import ExampleParser, parse_examples
-from ftrain.formats.examples.sequences import Steps, parse_sequence_examples
+from ftrain.formats.examples.parsing import ExampleParser, parse_examples, parse_sequence_examples
 from ftrain.formats.records.files import RecordFiles
 from ftrain.formats.records.indexing import RecordIndex, index_records
 from ftrain.formats.records.patterns import match_files

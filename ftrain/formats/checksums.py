@@ -1,4 +1,4 @@
-"""Checksums as TensorFlow stores them."""
+"""Masked CRC-32C checksums, as TensorFlow stores them."""
 
 import struct
 from functools import cache
@@ -8,35 +8,36 @@ import numpy as np
 
 
 def masked_crc(data: bytes) -> int:
-    """The CRC-32C of bytes, masked."""
+    """Return the masked CRC-32C of the data."""
     return mask_crc(google_crc32c.value(data))
 
 
 def mask_crc(crc: int) -> int:
-    """A CRC-32C rotated and shifted, so that the checksum of bytes that hold checksums stays meaningful."""
+    """Mask a CRC-32C, so that the checksum of data that contain checksums stays meaningful."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def mask_crcs(crcs: np.ndarray) -> np.ndarray:
-    """`mask_crc` of every uint32 in an array."""
+    """Return `mask_crc` of every uint32 in an array."""
     return ((crcs >> 15) | (crcs << 17)) + np.uint32(0xA282EAD8)
 
 
 def masked_length_crcs(lengths: np.ndarray) -> np.ndarray:
-    """`masked_crc` of every uint64 in an array, each as its 8 bytes."""
+    """Return `masked_crc` of the 8 bytes of every uint64 in an array."""
     zero, tables = _length_tables()
     crcs = np.full(len(lengths), zero, np.uint32)
     octets = lengths.astype("<u8").view(np.uint8).reshape(-1, 8)
-    # The tables hold 0 for the byte 0, so the places above the largest length need no look-up.
+    # The tables have 0 for byte 0, so bytes above the largest length need no lookup.
     for place in range((int(lengths.max(initial=0)).bit_length() + 7) // 8):
         crcs ^= tables[place][octets[:, place]]
     return mask_crcs(crcs)
 
 
 def shift_crc(crc: int, zeros: int) -> int:
-    """What `crc`, of some bytes, contributes to the CRC-32C of these bytes and `zeros` bytes after them.
+    """Return what `crc` of some data contributes to the CRC-32C of the data plus `zeros` bytes.
 
-    So crc(a + b) == shift_crc(crc(a), len(b)) ^ crc(b): the checksum of a part comes from those of two beginnings.
+    crc(a + b) == shift_crc(crc(a), len(b)) ^ crc(b). So the checksum of a part follows from those
+    of two prefixes.
     """
     power = 0
     while zeros:
@@ -55,7 +56,7 @@ def shift_crc(crc: int, zeros: int) -> int:
 
 @cache
 def _shift_tables(power: int) -> list[list[int]]:
-    """The shift by 2**power bytes of each byte in each of the four places of a checksum."""
+    """Return tables of the shift by 2**power bytes, for each of the four bytes of a checksum."""
     if power == 0:
         bits = [_shift_bits(1 << bit) for bit in range(32)]
     else:
@@ -63,9 +64,7 @@ def _shift_tables(power: int) -> list[list[int]]:
     tables = []
     for place in range(0, 32, 8):
         table = [0]
-        for bit in bits[
-            place : place + 8
-        ]:  # the shift is linear: that of two bits is the sum of theirs
+        for bit in bits[place : place + 8]:  # the shift is linear over bits
             table += [bit ^ other for other in table]
         tables.append(table)
     return tables
@@ -73,13 +72,13 @@ def _shift_tables(power: int) -> list[list[int]]:
 
 def _shift_bits(crc: int) -> int:
     for _ in range(8):
-        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)  # the polynomial, its bits in reverse
+        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)  # the reversed polynomial
     return crc
 
 
 @cache
 def _length_tables() -> tuple[int, np.ndarray]:
-    """The checksum of 8 zero bytes, and what each byte in each place changes in it: a CRC is linear."""
+    """Return the checksum of 8 zero bytes, and how each byte at each place changes it."""
     zero = google_crc32c.value(bytes(8))
     changes = [
         [google_crc32c.value(struct.pack("<Q", b << 8 * n)) ^ zero for b in range(256)]

@@ -1,4 +1,4 @@
-"""numpy's files, with the checks that numpy leaves out: headers of .npy files, and damage of .npz archives."""
+"""NumPy files, with checks that numpy lacks: .npy headers, and damage of .npz archives."""
 
 import errno
 import io
@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 MAX_HEADER_BYTES = 10_000  # numpy's own limit
-_MAX_RANK = 64  # numpy's
+_MAX_RANK = 64  # numpy's limit
 _MAX_BYTES = 1 << 62
 _ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError),
@@ -23,7 +23,7 @@ _ARCHIVE_ERRORS = (
 
 
 class NpyHeader(NamedTuple):
-    """What an .npy file says of its array; the sizes are not negative, and the bytes can be counted."""
+    """The header of an .npy file, with a valid shape whose bytes can be counted."""
 
     shape: tuple[int, ...]
     is_fortran: bool
@@ -31,27 +31,28 @@ class NpyHeader(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """The bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_npy_header(file: IO[bytes]) -> NpyHeader:
-    """Read the header of an .npy file, of at most 10,000 bytes; ValueError if it is not one."""
+    """Read the header of an .npy file, up to 10,000 bytes; ValueError if it is damaged."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"its format has version {version}, expected (1, 0) to (3, 0)")
     width = 2 if version == (1, 0) else 4
     prefix = file.read(width)
     size = int.from_bytes(prefix, "little")
-    if len(prefix) < width or size > MAX_HEADER_BYTES:  # numpy reads it before it looks at the size
+    if len(prefix) < width or size > MAX_HEADER_BYTES:  # numpy reads before it checks
         raise ValueError(f"its header has {size} bytes, expected at most {MAX_HEADER_BYTES}")
     text = file.read(size)
     if len(text) < size:
         raise ValueError("its header is cut short")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Python's parser, about text that is no header
+            warnings.simplefilter("ignore")  # Python's parser warns about odd text
             shape, is_fortran, dtype = _parse(version, prefix + text)
-    except Exception as error:  # noqa: BLE001 - Python's parser raises nearly anything for text that is no header
+    except Exception as error:  # noqa: BLE001 - Python's parser raises many types
         raise ValueError(f"its header cannot be parsed: {_first_line(error)}") from None
     if len(shape) > _MAX_RANK or any(isinstance(side, bool) or side < 0 for side in shape):
         raise ValueError(
@@ -63,7 +64,7 @@ def read_npy_header(file: IO[bytes]) -> NpyHeader:
 
 
 def check_compression(member: zipfile.ZipInfo) -> None:
-    """Raise ValueError unless a member is stored or deflated, as numpy writes them: others can claim any memory."""
+    """Raise ValueError unless a member is stored or deflated: others can claim any memory."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(
             f"its compression is {member.compress_type}, expected 0 (stored) or 8 (deflated)"
@@ -72,13 +73,13 @@ def check_compression(member: zipfile.ZipInfo) -> None:
 
 @contextmanager
 def as_value_error(what: str) -> Iterator[None]:
-    """Raise whatever zipfile and its decompressors raise for a damaged archive as ValueError(`what`: ...)."""
+    """Turn any error of zipfile for a damaged archive into a ValueError that starts with `what`."""
     try:
         yield
     except _ARCHIVE_ERRORS as error:
         raise ValueError(f"{what}: {_first_line(error)}") from None
     except OSError as error:
-        # bz2 raises it without a number for damaged data; a place before the file is an invalid argument.
+        # bz2 raises OSError without errno for damaged data; a negative offset gives EINVAL.
         if error.errno not in (None, errno.EINVAL):
             raise
         raise ValueError(f"{what}: {_first_line(error)}") from None

@@ -1,4 +1,4 @@
-"""Sorted tables: LevelDB's file of checksummed blocks of keys and values, as in a TensorFlow checkpoint's index."""
+"""Sorted tables: LevelDB's format of the index of a TensorFlow checkpoint."""
 
 import struct
 from collections.abc import Iterator
@@ -8,22 +8,24 @@ from ftrain.formats.checksums import masked_crc
 _FOOTER_SIZE = 48  # two block handles, padding, magic number
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 _TRAILER = struct.Struct("<BI")  # compression, masked checksum of the block and the compression
-_PLAIN, _SNAPPY = 0, 1
-# Keys share prefixes, so a small block can unfold to a huge one. TensorFlow writes every 16th key
-# in full, which keeps honest blocks below 16 times their size.
-_MAX_UNFOLDING = 64
+_PLAIN = 0
+_SNAPPY = 1
+# Keys share prefixes, so a small block can expand to a huge one. TensorFlow writes every 16th key
+# in full, which keeps valid blocks below 16 times their size.
+_MAX_EXPANSION = 64
 
 
 class DamagedTableError(ValueError):
-    """A table whose bytes are not what was written, or are compressed."""
+    """A table that is damaged or compressed."""
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a whole file in the order of the keys, checksums verified."""
-    last_key, last_end = None, 0
+    """Yield keys and values of a whole file in the order of the keys, checksums verified."""
+    last_key = None
+    last_end = 0
     for _, value in _entries(_block(data, *_index_handle(data))):
         offset, size = _handle(value)
-        # Blocks that go forward and keys that grow make the work proportional to the file.
+        # Increasing offsets and keys keep the work linear in the size of the file.
         if offset < last_end:
             raise DamagedTableError(
                 f"the block at byte {offset} starts before byte {last_end}, the end of another"
@@ -32,14 +34,15 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         for entry in _entries(_block(data, offset, size)):
             if last_key is not None and entry[0] <= last_key:
                 raise DamagedTableError(
-                    f"key {entry[0]!r} follows {last_key!r}, wanted sorted keys without repetition"
+                    f"key {entry[0]!r} follows {last_key!r}, "
+                    "expected sorted keys without repetition"
                 )
             last_key = entry[0]
             yield entry
 
 
 def read_varint(data: bytes, at: int, bits: int = 64) -> tuple[int, int]:
-    """The number of up to `bits` bits that starts at byte `at`, and where the next thing starts."""
+    """Return the number of up to `bits` bits at byte `at`, and the place after it."""
     value = 0
     for shift in range(0, bits, 7):
         if at >= len(data):
@@ -60,9 +63,8 @@ def _index_handle(data: bytes) -> tuple[int, int]:
         raise DamagedTableError(
             f"it ends in {footer[-len(_MAGIC) :].hex()}, a table in {_MAGIC.hex()}"
         )
-    _, at = read_varint(
-        footer, 0
-    )  # the first handle is of the metaindex, in which TensorFlow writes nothing
+    # The first handle is that of the metaindex, which TensorFlow leaves empty.
+    _, at = read_varint(footer, 0)
     _, at = read_varint(footer, at)
     return _handle(footer[at : -len(_MAGIC)])
 
@@ -86,41 +88,42 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
             f"the block at byte {offset} of {size} bytes is damaged: its checksum does not match"
         )
     if compression == _SNAPPY:
-        way_out = (
-            "load and save it with TensorFlow, which writes the index of a checkpoint uncompressed"
-        )
         raise DamagedTableError(
-            f"the block at byte {offset} is compressed with snappy, an unsupported way; {way_out}"
+            f"the block at byte {offset} is compressed with snappy, which is unsupported; load and "
+            "save it with TensorFlow, which writes the index of a checkpoint uncompressed"
         )
     if compression != _PLAIN:
         raise DamagedTableError(
-            f"the block at byte {offset} has compression {compression}, wanted 0 (none)"
+            f"the block at byte {offset} has compression {compression}, expected 0 (none)"
         )
     return data[offset:end]
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    # The restart points at the end are for binary search; all that matters here is where they start.
+    # The restart points at the end serve binary search; only their start matters here.
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 - 4 * restarts
     if end < 0:
         raise DamagedTableError(
             f"a block of {len(block)} bytes has no room for its {restarts} restart points"
         )
-    at, key, unfolded = 0, b"", 0
+    at = 0
+    key = b""
+    expanded = 0
     while at < end:
         shared, at = read_varint(block, at, 32)
         rest, at = read_varint(block, at, 32)
         length, at = read_varint(block, at, 32)
         if shared > len(key) or rest + length > end - at:
             raise DamagedTableError(
-                f"an entry shares {shared} bytes and has {rest} + {length}, which are not there"
+                f"an entry shares {shared} bytes and has {rest} + {length}, "
+                "beyond the end of its block"
             )
         key = key[:shared] + block[at : at + rest]
-        unfolded += len(key)
-        if unfolded > _MAX_UNFOLDING * len(block):
+        expanded += len(key)
+        if expanded > _MAX_EXPANSION * len(block):
             raise DamagedTableError(
-                f"a block of {len(block)} bytes has keys of more than {unfolded} bytes"
+                f"a block of {len(block)} bytes has keys of more than {expanded} bytes"
             )
         at += rest + length
         yield key, block[at - length : at]

@@ -1,4 +1,4 @@
-"""Bundles: what the messages in a TensorFlow checkpoint say of its tensors, their slices and its objects."""
+"""Bundles: the messages in a TensorFlow checkpoint about tensors, slices and objects."""
 
 import functools
 import math
@@ -53,7 +53,7 @@ _MESSAGES = {
         "last_preserved_timestamp": "double 4",
     },
 }
-# The place in this list is the number that TensorFlow gives to a dtype.
+# The position in this list is TensorFlow's number of the dtype.
 _DTYPES = (
     *(
         "invalid",
@@ -83,21 +83,22 @@ _DTYPES = (
     *("float8_e4m3b11fnuz", "float8_e5m2fnuz", "int4", "uint4", "int2", "uint2"),
 )
 _UNSUPPORTED = {"invalid", "qint8", "quint8", "qint32", "qint16", "quint16", "resource", "variant"}
-_MAX_RANK = 64  # numpy's
+_MAX_RANK = 64  # numpy's limit
 _MAX_ELEMENTS = 1 << 59  # of 16 bytes each, numpy's limit
-_MAX_UNFOLDING = 64  # how many times as long as their graph paths may be; honest ones stay below 10
-_SMALL = 1 << 24  # a length of paths that does no harm
+_MAX_EXPANSION = 64  # ratio of all paths to their graph; valid files stay below 10
+_SMALL = 1 << 24  # characters of paths that need no check
 
 
 class Entry(NamedTuple):
-    """What the index tells of one tensor or of one slice."""
+    """The entry of one tensor or slice in the index."""
 
     shape: tuple[int, ...]
     dtype: str
-    proto: Any  # the rest: where the bytes lie, or which slices there are
+    proto: Any  # the rest: the place of the bytes, or the list of slices
 
     @classmethod
     def parse(cls, key: bytes, value: bytes) -> "Entry":
+        """Parse the value of a key; ValueError if it is damaged."""
         try:
             proto = parse_message("BundleEntryProto", value)
             dtype = (
@@ -108,6 +109,7 @@ class Entry(NamedTuple):
             raise ValueError(f"key {key!r}: {error}") from None
 
     def numpy_dtype(self) -> np.dtype:
+        """Return the numpy dtype, object for strings; ValueError if it is unsupported."""
         if self.dtype not in _DTYPES or self.dtype in _UNSUPPORTED:
             raise ValueError(f"its dtype is {self.dtype}, which is unsupported")
         return np.dtype(
@@ -115,33 +117,37 @@ class Entry(NamedTuple):
         )
 
     def check_size(self) -> None:
-        """ValueError unless the tensor can have as many bytes as it is said to have."""
-        dtype, elements, size = self.numpy_dtype(), math.prod(self.shape), self.proto.size
+        """Raise ValueError unless the number of bytes fits the shape and dtype."""
+        dtype = self.numpy_dtype()
+        elements = math.prod(self.shape)
+        size = self.proto.size
         if self.dtype == "string":
             if size < elements:  # at least one byte each, for the length
                 raise ValueError(f"it has {size} bytes, too few for {elements} strings")
         elif size != elements * dtype.itemsize:
-            raise ValueError(f"it has {size} bytes, wanted {elements} elements of {dtype.itemsize}")
+            raise ValueError(
+                f"it has {size} bytes, expected {elements} elements of {dtype.itemsize}"
+            )
 
 
 @functools.cache
 def message_class(name: str) -> Any:
-    """The class of one of TensorFlow's messages, with the fields that matter here."""
+    """Return the class of one of TensorFlow's messages, with the fields used here."""
     return message_factory.GetMessageClass(_make_pool().FindMessageTypeByName(f"tensorflow.{name}"))
 
 
 def parse_message(name: str, data: bytes) -> Any:
-    """A message from its bytes; ValueError if they are none."""
+    """Parse a message; ValueError if the bytes are not one."""
     try:
         return message_class(name).FromString(data)
     except DecodeError:
-        raise ValueError(f"its {len(data)} bytes are no {name}") from None
+        raise ValueError(f"its {len(data)} bytes are not a valid {name}") from None
 
 
 def slice_box(part: Any, shape: tuple[int, ...]) -> Box:
-    """Where a slice of a tensor lies; an extent without length is a whole dimension."""
+    """Return the place of a slice in its tensor; an extent without length is a full dimension."""
     if len(part.extent) != len(shape):
-        raise ValueError(f"it has a slice of rank {len(part.extent)}, wanted {len(shape)}")
+        raise ValueError(f"it has a slice of rank {len(part.extent)}, expected {len(shape)}")
     box = []
     for extent, size in zip(part.extent, shape, strict=True):
         stop = extent.start + extent.length if extent.HasField("length") else size
@@ -154,10 +160,8 @@ def slice_box(part: Any, shape: tuple[int, ...]) -> Box:
 
 
 def slice_key(name: str, part: Any) -> bytes:
-    """The key of a slice: 0, name, rank, then start and length in each dimension, all in ordered code."""
-    escaped = name.encode().replace(
-        b"\0", b"\0\xff"
-    )  # \xff would be escaped too, but is not in UTF-8
+    """Return the key of a slice: 0, name, rank, and each start and length, in ordered code."""
+    escaped = name.encode().replace(b"\0", b"\0\xff")  # \xff needs no escape: it is not in UTF-8
     numbers = [
         (extent.start, extent.length if extent.HasField("length") else -1) for extent in part.extent
     ]
@@ -168,11 +172,13 @@ def slice_key(name: str, part: Any) -> bytes:
 
 
 def check_tiling(shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
-    """ValueError unless each element of the shape is in exactly one of the boxes, which must lie inside."""
+    """Raise ValueError unless each element of the shape is in exactly one of the boxes."""
     covered = sum(math.prod(side.stop - side.start for side in box) for box in boxes)
     if covered != math.prod(shape):
-        raise ValueError(f"its slices have {covered} elements together, wanted {math.prod(shape)}")
-    # Only where slices begin and end matters: a grid of those places is as small as can be.
+        raise ValueError(
+            f"its slices have {covered} elements together, expected {math.prod(shape)}"
+        )
+    # Only the edges of slices matter, so the grid of edges is small.
     edges = [
         np.unique([(side.start, side.stop) for side in sides]) for sides in zip(*boxes, strict=True)
     ]
@@ -191,9 +197,9 @@ def check_tiling(shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
 
 
 def object_keys(data: bytes) -> dict[str, str]:
-    """From the bytes of an object graph: the path of each saved value, and its key in the checkpoint."""
+    """Return the path of each saved value in an object graph, and its key in the checkpoint."""
     nodes = parse_message("TrackableObjectGraph", data).nodes
-    join = _Joiner(max(_MAX_UNFOLDING * len(data), _SMALL))
+    join = _Joiner(max(_MAX_EXPANSION * len(data), _SMALL))
     paths = _child_paths(nodes, join)
     keys = {}
     for node, path in (paths | _slot_paths(nodes, paths, join)).items():
@@ -209,10 +215,9 @@ def object_keys(data: bytes) -> dict[str, str]:
 def _checked_shape(proto: Any) -> tuple[int, ...]:
     shape = tuple(dim.size for dim in proto.dim)
     if proto.unknown_rank or len(shape) > _MAX_RANK or any(size < 0 for size in shape):
-        raise ValueError(
-            f"its shape is {'unknown' if proto.unknown_rank else shape}, wanted up to {_MAX_RANK} sizes"
-        )
-    # An empty dimension does not excuse the others: numpy refuses them all the same.
+        found = "unknown" if proto.unknown_rank else shape
+        raise ValueError(f"its shape is {found}, expected up to {_MAX_RANK} sizes")
+    # numpy refuses large dimensions even beside an empty one.
     if math.prod(max(size, 1) for size in shape) >= _MAX_ELEMENTS:
         raise ValueError(f"its shape is {shape}, too large for any memory")
     return shape
@@ -224,14 +229,14 @@ def _ordered(number: int) -> bytes:
 
 
 def _ordered_signed(number: int) -> bytes:
-    # Of n bytes the first n bits tell sign and length: ones from 0 on, zeros below.
+    # Of n bytes the first n bits encode sign and length: ones from 0 on, zeros below.
     size = (~number if number < 0 else number).bit_length() // 7 + 1
     bits = number & ((1 << 8 * size) - 1)
     return (bits ^ ((1 << size) - 1 << 7 * size)).to_bytes(size, "big")
 
 
 class _Joiner:
-    """Joins names to paths up to a total length: a long chain in a small file would make endless ones."""
+    """Joins names to paths, up to a total length: a small file can hold a chain of long paths."""
 
     def __init__(self, limit: int):
         self.limit = self.left = limit
@@ -245,7 +250,7 @@ class _Joiner:
 
 
 def _child_paths(nodes: Sequence[Any], join: _Joiner) -> dict[int, str]:
-    # Breadth first, so that each object has its shortest path, and a cycle ends where it began.
+    # Breadth first, so that each object gets its shortest path, and cycles end.
     paths = {0: ""} if nodes else {}
     waiting = deque(paths)
     while waiting:
@@ -276,7 +281,7 @@ def _checked_node(node: int, nodes: Sequence[Any]) -> int:
 
 @functools.cache
 def _make_pool() -> descriptor_pool.DescriptorPool:
-    # A pool of our own does not collide with the one of TensorFlow or TensorBoard in the same process.
+    # A separate pool does not collide with TensorFlow's or TensorBoard's in the same process.
     file = descriptor_pb2.FileDescriptorProto(
         name="tensor_bundle.proto", package="tensorflow", syntax="proto3"
     )
@@ -294,9 +299,11 @@ def _add_field(message: descriptor_pb2.DescriptorProto, name: str, declaration: 
     field = message.field.add(name=name, number=int(number))
     field.label = field.LABEL_REPEATED if label == ["repeated"] else field.LABEL_OPTIONAL
     if kind in _MESSAGES:
-        field.type, field.type_name = field.TYPE_MESSAGE, f".tensorflow.{kind}"
+        field.type = field.TYPE_MESSAGE
+        field.type_name = f".tensorflow.{kind}"
     else:
         field.type = field.Type.Value(f"TYPE_{kind.upper()}")
-    if label == ["optional"]:  # then the field can tell whether it was set
-        field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
+    if label == ["optional"]:  # so that HasField works
+        field.proto3_optional = True
+        field.oneof_index = len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{name}")

@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, `PREFIX.index` and `PREFIX.data-*`, read without TensorFlow."""
+"""TensorFlow checkpoints, `PREFIX.index` and `PREFIX.data-*`, read without TensorFlow."""
 
 import difflib
 import math
@@ -30,27 +30,29 @@ from ftrain.paths import PathError, expanded
 from ftrain.storage import is_file, raise_if_transient
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_VERSION = 1  # of the format, as it is known here
-MAX_INDEX_BYTES = 1 << 28  # by default; an index has about 100 for each variable
+_VERSION = 1  # of the format, the latest supported one
+MAX_INDEX_BYTES = 1 << 28  # default limit; an index has about 100 bytes per variable
 _MAX_STATE = 1 << 24  # bytes of a file named checkpoint
 _CHUNK = 1 << 20
-# Text without escapes that protobuf would let Python guess at, with a warning.
+# Text whose escapes are all known: protobuf would pass others to Python, which warns.
 _KNOWN_ESCAPES = re.compile(
     r"""(?:[^\\]|\\(?:[abfnrtvxuU\\'"]|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])))*"""
 )
 
 
 class TfCheckpointError(ValueError):
-    """A checkpoint of which files are missing, damaged or of a kind that cannot be read."""
+    """A checkpoint with files that are missing, damaged or unsupported."""
 
 
 class TfVariable(NamedTuple):
+    """The shape and dtype of a variable."""
+
     shape: tuple[int, ...]
     dtype: str  # as numpy or ml_dtypes name it; "string" for bytes of any length
 
 
 class TfCheckpointState(NamedTuple):
-    """What the file named `checkpoint` says: the newest checkpoint, and all that are kept, oldest first."""
+    """The contents of the file `checkpoint`: the latest checkpoint, and all kept ones by age."""
 
     latest: str | None
     all: tuple[str, ...]
@@ -59,8 +61,8 @@ class TfCheckpointState(NamedTuple):
 class TfCheckpoint:
     """A checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`; opening it reads the index only.
 
-    `variables` has shape and dtype of each variable, sorted by name; a partitioned one is there once, as a whole. An
-    index of more than `max_index_bytes` (256 MiB by default) is refused.
+    `variables` has the shape and dtype of each variable, sorted by name; a partitioned variable
+    counts as one. An index above `max_index_bytes` (256 MiB by default) is refused.
     """
 
     variables: Mapping[str, TfVariable]
@@ -82,7 +84,7 @@ class TfCheckpoint:
             raise TfCheckpointError(f"{self._index}: {error}") from None
 
     def read(self, name: str, *, verify: bool = True) -> np.ndarray:
-        """The value of a variable, strings as an array of `bytes`; `verify` compares its checksum."""
+        """Return the value of a variable, strings as `bytes` objects; `verify` its checksum."""
         if name not in self.variables:
             raise _UnknownVariableError(f"{self._index}: no variable {name!r}{self._suggest(name)}")
         entry = self._entries[name.encode()]
@@ -95,7 +97,7 @@ class TfCheckpoint:
             raise TfCheckpointError(f"{self._index}: variable {name!r}: {error}") from None
 
     def objects(self) -> dict[str, str]:
-        """The path of each saved object, such as model/layers/0, and the name of its variable.
+        """Return the path of each saved object, such as model/layers/0, and its variable's name.
 
         Only object-based checkpoints have them. An optimizer's slot is at model/w/optimizer/m.
         """
@@ -104,7 +106,7 @@ class TfCheckpoint:
         found = self.variables[_OBJECT_GRAPH]
         if found != TfVariable((), "string"):
             raise TfCheckpointError(
-                f"{self._index}: {_OBJECT_GRAPH} is {found}, wanted a single string"
+                f"{self._index}: {_OBJECT_GRAPH} is {found}, expected a single string"
             )
         graph = self.read(_OBJECT_GRAPH).item()
         try:
@@ -119,9 +121,11 @@ class TfCheckpoint:
         )
 
     def _locate(self, entry: Entry) -> "_Span":
-        """Where the bytes of a tensor lie. They are there, and as many as its shape wants."""
+        """Return where the bytes of a tensor lie; ValueError if the files lack them."""
         entry.check_size()
-        shard, offset, size = entry.proto.shard_id, entry.proto.offset, entry.proto.size
+        shard = entry.proto.shard_id
+        offset = entry.proto.offset
+        size = entry.proto.size
         if not 0 <= shard < self._shards:
             raise ValueError(
                 f"it lies in data file {shard}, and there are {self._shards}, counted from 0"
@@ -141,9 +145,9 @@ class TfCheckpoint:
         parts = [self._find_slice(name, whole, part) for part in whole.proto.slices]
         spans = [self._locate(part) for part in parts]
         for part, box in zip(parts, boxes, strict=True):
-            wanted = tuple(side.stop - side.start for side in box)
-            if part.shape != wanted:
-                raise ValueError(f"its slice has shape {part.shape}, wanted {wanted}")
+            expected = tuple(side.stop - side.start for side in box)
+            if part.shape != expected:
+                raise ValueError(f"its slice has shape {part.shape}, expected {expected}")
         _check_room(spans)
         check_tiling(whole.shape, boxes)
         tensor = np.empty(whole.shape, whole.numpy_dtype())
@@ -158,18 +162,19 @@ class TfCheckpoint:
             raise ValueError(f"its slice with key {key!r} is missing")
         if entry.dtype != whole.dtype or entry.proto.slices:
             raise ValueError(
-                f"its slice with key {key!r} is sliced again or of dtype {entry.dtype}, not {whole.dtype}"
+                f"its slice with key {key!r} is sliced again, or of dtype {entry.dtype}, "
+                f"not {whole.dtype}"
             )
         return entry
 
 
 def is_tf_checkpoint(prefix: str | Path) -> bool:
-    """Whether there is a TensorFlow checkpoint with this prefix."""
+    """Return True if a TensorFlow checkpoint with this prefix exists."""
     return is_file(Path(f"{os.fspath(prefix)}.index"))
 
 
 def latest_tf_checkpoint(directory: str | Path) -> Path | None:
-    """The prefix that `directory/checkpoint` names as the newest; None if there is none or its index is gone."""
+    """Return the latest prefix in `directory/checkpoint`; None if it or its index is missing."""
     path = Path(directory) / "checkpoint"
     if not is_file(path):
         return None
@@ -183,7 +188,7 @@ def latest_tf_checkpoint(directory: str | Path) -> Path | None:
 
 
 def parse_state(text: str) -> TfCheckpointState:
-    """What the text of a file named `checkpoint` says."""
+    """Parse the text of a file named `checkpoint`."""
     state = message_class("CheckpointState")()
     try:
         if not _KNOWN_ESCAPES.fullmatch(text):
@@ -197,7 +202,7 @@ def parse_state(text: str) -> TfCheckpointState:
 
 
 def format_state(latest: str, all: Sequence[str]) -> str:
-    """The text of a file named `checkpoint`, as TensorFlow writes it: with `latest` at the end of the list."""
+    """Return the text of a file named `checkpoint` as TensorFlow writes it, `latest` last."""
     kept = [*all] if all and all[-1] == latest else [*all, latest]
     state = message_class("CheckpointState")(
         model_checkpoint_path=latest, all_model_checkpoint_paths=kept
@@ -229,20 +234,21 @@ def _read_index(path: str, max_bytes: int) -> bytes:
 
 
 def _read_header(first: tuple[bytes, bytes] | None) -> int:
-    """The number of data files, which the first entry tells."""
+    """Return the number of data files from the first entry, the header."""
     if first is None or first[0] != b"":
         raise ValueError("it has no header, which is an entry with an empty key")
     header = parse_message("BundleHeaderProto", first[1])
     if header.endianness != 0:
         raise ValueError(
-            "it was saved on a big-endian machine; save it again with TensorFlow on a little-endian one"
+            "it was saved on a big-endian machine; "
+            "save it again with TensorFlow on a little-endian one"
         )
     if header.version.min_consumer > _VERSION:
         raise ValueError(
-            f"it has format version {header.version.min_consumer}, known are those up to {_VERSION}"
+            f"it has format version {header.version.min_consumer}, expected at most {_VERSION}"
         )
     if header.num_shards < 1:
-        raise ValueError(f"it has {header.num_shards} data files, wanted at least 1")
+        raise ValueError(f"it has {header.num_shards} data files, expected at least 1")
     return header.num_shards
 
 
@@ -258,7 +264,7 @@ def _list_variables(entries: Mapping[bytes, Entry]) -> dict[str, TfVariable]:
 
 
 def _check_room(spans: Sequence[_Span]) -> None:
-    """Slices that share their bytes would make a tensor that is larger than the files."""
+    """Raise if slices share bytes: the tensor could be larger than the files."""
     sizes = Counter()
     for span in spans:
         sizes[span.path] += span.size
@@ -275,7 +281,7 @@ def _read_tensor(entry: Entry, span: _Span, verify: bool) -> np.ndarray:
     if entry.dtype == "string":
         tensor, crc = _split_strings(data.tobytes(), math.prod(entry.shape), verify)
     else:
-        # A byte other than 0 and 1 is no bool that numpy could work with.
+        # numpy cannot work with bool bytes other than 0 and 1.
         tensor = data != 0 if entry.dtype == "bool" else data.view(entry.numpy_dtype())
         crc = _crc(data) if verify else 0
     if verify and mask_crc(crc) != entry.proto.crc32c:
@@ -285,18 +291,19 @@ def _read_tensor(entry: Entry, span: _Span, verify: bool) -> np.ndarray:
 
 
 def _split_strings(data: bytes, count: int, verify: bool) -> tuple[np.ndarray, int]:
-    """Strings from their lengths, the checksum of these and their bytes; also the checksum of all that."""
+    """Decode lengths, their checksum and bytes; return the strings and the total checksum."""
     strings = np.empty(count, object)
     if not data:
         return strings, 0
-    lengths, at = [], 0
+    lengths = []
+    at = 0
     for _ in range(count):
         length, at = read_varint(data, at)
         lengths.append(length)
     end = at + 4 + sum(lengths)
     if end != len(data):
         raise ValueError(f"it is damaged: its strings take {end} bytes, and there are {len(data)}")
-    # The lengths are summed as numbers of 4 or 8 bytes, not as they lie in the file.
+    # The checksum is of the lengths as 4 or 8 bytes, not of the varints in the file.
     crc = google_crc32c.value(
         b"".join(length.to_bytes(4 if length < 1 << 32 else 8, "little") for length in lengths)
     )

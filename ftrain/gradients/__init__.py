@@ -1,4 +1,4 @@
-"""What happens to gradients before an optimizer sees them."""
+"""Gradients: differentiation, accumulation, clipping, loss scaling, and rows of tables."""
 
 from ftrain.gradients.accumulation import accumulate
 from ftrain.gradients.clipping import (
@@ -9,14 +9,14 @@ from ftrain.gradients.clipping import (
     clip_by_value,
     global_norm,
 )
+from ftrain.gradients.conditional_update import skipped_updates
 from ftrain.gradients.differentiate import value_and_grad
 from ftrain.gradients.guard import guard
 from ftrain.gradients.lookup import lookup
 from ftrain.gradients.loss_scaling import loss_scale, loss_scaling
 from ftrain.gradients.replicas import mean_over_replicas
 from ftrain.gradients.rows import Rows, densify, map_values
-from ftrain.gradients.sealing import update_with_rows
-from ftrain.gradients.skipping import skipped_updates
+from ftrain.gradients.rows_fallback import update_with_rows
 
 __all__ = [
     "Rows",

@@ -1,4 +1,4 @@
-"""Accumulation: the gradient of a large batch from small parts of it, one after the other, in the memory of one."""
+"""Accumulation: the gradient of a large batch, computed in microbatches with the memory of one."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,25 +13,26 @@ from ftrain.weighted_mean import WeightedMean, is_weighted
 
 
 class Differentiated(NamedTuple):
-    """What differentiating a loss gives. The value and what comes with it are scalars or `WeightedMean`s."""
+    """The result of differentiating a loss. Value and auxiliary are scalars or `WeightedMean`s."""
 
     value: Any
     auxiliary: Tree
     gradients: Tree  # of the value, with its weight
 
 
-# (carry, number of the microbatch, microbatch) -> (carry, what was found of the microbatch)
+# (carry, number of the microbatch, microbatch) -> (carry, result for the microbatch)
 Part = Callable[[Tree, jax.Array, Tree], tuple[Tree, Differentiated]]
 
 
 def accumulate(
     differentiate: Callable[..., tuple[Any, Tree]], microbatches: int
 ) -> Callable[..., tuple[Any, Tree]]:
-    """What `value_and_grad` of a mean over a batch returns, computed in at most `microbatches` parts.
+    """Compute what `differentiate` returns for a batch in at most `microbatches` parts.
 
-    `differentiate(params, batch, ...)` is called with parts of `batch`, whose leaves have a first axis of examples.
-    Values and gradients are averaged. A plain value counts as a mean over the examples of its part, of which the last
-    one may have fewer; a `WeightedMean` has the weight that it says, and the gradients then have it too.
+    `differentiate(params, batch, ...)`, such as a `value_and_grad`, is called with parts of
+    `batch`, whose leaves have a first axis of examples. Values and gradients are averaged. A plain
+    value is a mean over the examples of its part; the last part may have fewer. A `WeightedMean`
+    has its own weight, and the gradients have it too.
 
         value, gradients = accumulate(value_and_grad(loss), 16)(params, batch)
     """
@@ -59,7 +60,7 @@ def _check_scalars(value: Tree) -> None:
     for name, leaf in named_leaves(value).items():
         if jnp.ndim(leaf) != 0:
             raise ValueError(
-                f"what comes with the value is averaged over the parts, so it must be scalars; {name} has shape "
+                f"values are averaged over the parts, so they must be scalars; {name} has shape "
                 f"{jnp.shape(leaf)}: take its mean"
             )
 
@@ -67,11 +68,11 @@ def _check_scalars(value: Tree) -> None:
 def average(
     part: Part, carry: Tree, batch: Tree, microbatches: int, *, merge_rows: bool = True
 ) -> tuple[Tree, Differentiated]:
-    """The last carry, and the mean of what `part` finds, over the microbatches of a batch in turn.
+    """Return the last carry, and the mean of the results of `part` over the microbatches.
 
-    Sums are kept in float32 at least, and means have the dtype of what is averaged. `Rows` are not summed over parts
-    but kept together, so that a table's size does not matter here either. Without `merge_rows`, a row that several
-    parts name stays named several times.
+    Sums are kept in float32 or wider; means have the dtype of what is averaged. `Rows` are
+    concatenated, not summed, so that the cost does not depend on the table's size. Without
+    `merge_rows`, a row that several parts list stays listed several times.
     """
     parts = _Parts(batch, microbatches)
     shapes = jax.eval_shape(lambda: part(carry, jnp.int32(0), parts.take(jnp.int32(0)))[1])
@@ -115,7 +116,7 @@ def average(
 
 
 def _weighed(found: Differentiated, share: float) -> Differentiated:
-    """What a part adds to the sums: a `WeightedMean` itself, all else its `share`, and gradients the value's weight."""
+    """What a part adds to the sums: values and gradients times its `share`, or their own weight."""
 
     def shared(leaf: Any) -> Any:
         return jax.tree.map(_widen, leaf) if is_weighted(leaf) else _widen(leaf) * share
@@ -131,9 +132,10 @@ def _weighed(found: Differentiated, share: float) -> Differentiated:
 
 
 class _Parts:
-    """A batch in microbatches of one size, and a shorter one if examples are left over.
+    """A batch in microbatches of one size, and a shorter one for the remaining examples.
 
-    Each takes every n-th example. Where examples are spread over devices, every device has some of each microbatch.
+    Each takes every n-th example. If examples are sharded over devices, every device has some of
+    each.
     """
 
     def __init__(self, batch: Tree, microbatches: int):
@@ -143,7 +145,7 @@ class _Parts:
         self.whole, self.rest = divmod(self.examples, self.size)
 
     def take(self, number: jax.Array) -> Tree:
-        """One of the microbatches of full size."""
+        """Return one of the microbatches of full size."""
 
         def take(leaf: jax.Array) -> jax.Array:
             divided = leaf[: self.whole * self.size].reshape(self.size, self.whole, *leaf.shape[1:])
@@ -152,7 +154,7 @@ class _Parts:
         return jax.tree.map(take, self._batch)
 
     def tail(self) -> Tree:
-        """The shorter one."""
+        """Return the shorter microbatch."""
         return jax.tree.map(lambda leaf: leaf[self.whole * self.size :], self._batch)
 
 
@@ -163,7 +165,8 @@ def _count_examples(batch: Tree) -> int:
     if len(set(counts.values())) != 1 or 0 in counts.values():
         found = ", ".join(f"{name} {count or 'none'}" for name, count in counts.items())
         raise ValueError(
-            f"the leaves of a batch need one and the same number of examples, got {found or 'no leaves'}"
+            "all leaves of a batch must have the same number of examples, "
+            f"got {found or 'no leaves'}"
         )
     return next(iter(counts.values()))
 
@@ -181,7 +184,7 @@ def _widen(values: Any) -> jax.Array:
 
 
 def _flatten(stacked: Rows) -> Rows:
-    """`Rows` of several parts, stacked by a scan, as one."""
+    """Concatenate the `Rows` of several parts, stacked by a scan."""
     return Rows(stacked.indices.reshape(-1), stacked.values.reshape(-1, *stacked.values.shape[2:]))
 
 
@@ -193,7 +196,7 @@ def _sum(total: Any, more: Any) -> Any:
 
 
 def _settle(total: Any, like: Any, merge_rows: bool) -> Any:
-    """A mean in the dtype of what was averaged; of whole numbers it is not a whole one."""
+    """Convert a mean to the dtype of what was averaged; means of integers stay floating point."""
     if isinstance(total, Rows):
         merged = total.sum_duplicates() if merge_rows else total
         return merged.map(lambda values: values.astype(like.values.dtype))

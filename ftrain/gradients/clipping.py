@@ -1,37 +1,44 @@
-"""Clipping: gradients bounded by value or scaled down when they are too long, as pure functions over pytrees.
+"""Norms and clipping: gradients bounded by value, or scaled down if their norm is too large.
 
-A leaf that is None stays None. Of `Rows` the values are taken as they stand, as in TensorFlow 1: a row that is named
-twice counts twice in a norm. `ftrain.gradients.value_and_grad` and `make_step` name each row once, unless they are told
-`merge_rows=False`, so that there the norm is that of the whole table's gradient; `Rows.sum_duplicates` merges others.
+All functions are pure functions over pytrees. A leaf that is None stays None. The norm of `Rows` is
+the norm of their values, as in TensorFlow 1: a row that is listed twice counts twice.
+`value_and_grad` and `make_step` list each row once, unless called with `merge_rows=False`; the norm
+is then the norm of the dense gradient. `Rows.sum_duplicates` merges other rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.gradients.rows import Rows, is_rows, map_values, values_of
-from ftrain.gradients.sharing import share
 from ftrain.hyperparameters import check_norm
 from ftrain.tree import Tree, leaves_with_names
 
 Bound = jax.typing.ArrayLike
 
+_MIN_SHARDED_SIZE = 1 << 16  # elements; below, sharding a sum costs more than it saves
+_replicating_mesh: ContextVar[Mesh | None] = ContextVar("replicating_mesh", default=None)
+
 
 def clip_by_value(tree: Tree, clip_value_min: Bound, clip_value_max: Bound) -> Tree:
-    """max(min(leaf, clip_value_max), clip_value_min), element by element; bounds broadcast."""
+    """max(min(leaf, clip_value_max), clip_value_min), elementwise; bounds broadcast."""
 
     def clip(leaf: jax.Array) -> jax.Array:
-        low, high = (jnp.asarray(bound, leaf.dtype) for bound in (clip_value_min, clip_value_max))
+        low = jnp.asarray(clip_value_min, leaf.dtype)
+        high = jnp.asarray(clip_value_max, leaf.dtype)
         return jnp.maximum(jnp.minimum(leaf, high), low)
 
     return map_values(clip, tree)
 
 
 def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | None = None) -> Tree:
-    """Each leaf by itself: leaf * clip_norm / max(norm, clip_norm), its norm taken along `axes`, or of the whole."""
+    """leaf * clip_norm / max(norm, clip_norm) for each leaf, with the norm along `axes` or all."""
     check_norm(clip_norm=clip_norm)
 
     def clip(leaf: jax.Array) -> jax.Array:
@@ -39,16 +46,15 @@ def clip_by_norm(tree: Tree, clip_norm: Bound, axes: int | tuple[int, ...] | Non
         limit = jnp.maximum(jnp.asarray(clip_norm, wide.dtype), 0)
         norm = _norm(wide, axes)
         is_short = (norm <= limit) & (limit > 0)
-        clipped = jnp.where(
-            is_short, wide, wide * (limit / norm)
-        )  # NaN if the norm is, or if both are 0
+        # NaN if the norm is NaN, or if norm and limit are both 0.
+        clipped = jnp.where(is_short, wide, wide * (limit / norm))
         return jnp.reshape(clipped, leaf.shape).astype(leaf.dtype)
 
     return map_values(clip, tree)
 
 
 def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
-    """Each leaf by itself: leaf * clip_norm / max(norm / size, clip_norm)."""
+    """leaf * clip_norm / max(norm / size, clip_norm) for each leaf."""
     check_norm(clip_norm=clip_norm)
 
     def clip(leaf: jax.Array) -> jax.Array:
@@ -62,8 +68,8 @@ def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
 
 
 def global_norm(tree: Tree) -> jax.Array:
-    """The length of all leaves taken as one vector: sqrt(sum of squares), in float32 at least."""
-    arrays = [share(jnp.asarray(array)) for array in values_of(tree)]
+    """The norm of all leaves as one vector: sqrt(sum of squares), in float32 or wider."""
+    arrays = [_shard(jnp.asarray(array)) for array in values_of(tree)]
     arrays = [array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in arrays]
     return jnp.asarray(optax.tree.norm(arrays), dtype=None if arrays else jnp.result_type(float))
 
@@ -71,10 +77,10 @@ def global_norm(tree: Tree) -> jax.Array:
 def clip_by_global_norm(
     tree: Tree, clip_norm: Bound, use_norm: Bound | None = None
 ) -> tuple[Tree, jax.Array]:
-    """All leaves scaled by clip_norm * min(1 / norm, 1 / clip_norm), and the norm they had before.
+    """Scale all leaves by clip_norm * min(1 / norm, 1 / clip_norm); return them and their norm.
 
-    A norm that is not finite makes every leaf NaN, so that it cannot pass unseen. `use_norm` is the norm if it is
-    already known.
+    A non-finite norm makes every leaf NaN, so that it cannot go unnoticed. Pass the norm as
+    `use_norm` if it is already known.
     """
     check_norm(clip_norm=clip_norm)
     _check_inexact(tree)
@@ -88,7 +94,7 @@ def clip_by_global_norm(
 def as_transform(
     function: Callable[..., Any], *arguments: Any, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """A function over gradients as a transform for `optax.chain`: `as_transform(clip_by_norm, 1.0)`."""
+    """Make a transform from a function over gradients: `as_transform(clip_by_norm, 1.0)`."""
 
     def apply(gradients: Tree, params: Tree | None) -> Tree:
         del params
@@ -98,13 +104,36 @@ def as_transform(
     return optax.with_extra_args_support(optax.stateless(apply))
 
 
+@contextmanager
+def shard_global_norm(mesh: Mesh | None) -> Iterator[None]:
+    """While this is active, `global_norm` splits large arrays over the devices of `mesh`.
+
+    For a step that is traced for a mesh on which every device holds whole arrays: otherwise each
+    device would compute the whole norm again.
+    """
+    token = _replicating_mesh.set(mesh)
+    try:
+        yield
+    finally:
+        _replicating_mesh.reset(token)
+
+
+def _shard(array: jax.Array) -> jax.Array:
+    """Flatten a large replicated array and shard it over the devices."""
+    mesh = _replicating_mesh.get()
+    if mesh is None or array.size < _MIN_SHARDED_SIZE or array.size % mesh.size:
+        return array
+    over_all_axes = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.lax.with_sharding_constraint(array.reshape(-1), over_all_axes)
+
+
 def _norm(values: jax.Array, axes: int | tuple[int, ...] | None) -> jax.Array:
-    """The length of `values` along `axes`, which stay as axes of length 1; also of numbers whose squares overflow."""
+    """The norm along `axes`, kept with length 1; correct also if the squares overflow."""
     squares = jnp.sum(values * values, axis=axes, keepdims=True)
     largest = jnp.max(jnp.abs(values), axis=axes, keepdims=True, initial=0)
     scaled = values / jnp.where((largest == 0) | jnp.isinf(largest), 1, largest)
-    careful = largest * jnp.sqrt(jnp.sum(scaled * scaled, axis=axes, keepdims=True))
-    return jnp.where(jnp.isinf(squares), careful, jnp.sqrt(squares))
+    without_overflow = largest * jnp.sqrt(jnp.sum(scaled * scaled, axis=axes, keepdims=True))
+    return jnp.where(jnp.isinf(squares), without_overflow, jnp.sqrt(squares))
 
 
 def _widen(leaf: jax.Array) -> jax.Array:

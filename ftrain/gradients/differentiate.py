@@ -1,8 +1,9 @@
-"""Derivatives that stay rows: `value_and_grad` for models that read tables through `lookup`.
+"""`value_and_grad` with row-sparse gradients, for models that read tables through `lookup`.
 
-A function is traced once. The trace tells which parameters are read through `lookup` and in no other way. It is then
-evaluated with a zero, a tap, added to the outcome of each of those lookups, and differentiated with respect to the
-taps instead of the tables: the derivative of a tap is the gradient of the rows that were read.
+The function is traced once. The trace shows which parameters are read only through `lookup`. It is
+then evaluated with a zero, a tap, added to the result of each of those lookups, and differentiated
+with respect to the taps instead of the tables: the derivative of a tap is the gradient of the rows
+that were read.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from ftrain.gradients.following import Lookups, evaluate, only_looked_up, sites_of
 from ftrain.gradients.rows import Rows, widen
+from ftrain.gradients.trace_lookups import Lookups, evaluate, only_looked_up, sites_of
 from ftrain.tree import Tree
 from ftrain.weighted_mean import value_of
 
@@ -25,15 +26,17 @@ def value_and_grad(
     *,
     merge_rows: bool = True,
 ) -> Callable[..., tuple[Any, Tree]]:
-    """`jax.value_and_grad`, but the gradient of a table that is read through `lookup` alone is `Rows`.
+    """`jax.value_and_grad`, with `Rows` as the gradient of a table read only through `lookup`.
 
-    The rows of all lookups of a table are together, each named once, with what was read twice summed: their norm is
-    that of the whole table's gradient. Without `merge_rows`, a row is named as often as it was read, as in TensorFlow
-    1's IndexedSlices, whose norm is another one. A table that is also used in another way, say as an output layer, gets
-    an ordinary gradient, as every other parameter does. A function may return a `WeightedMean`: it is differentiated as
-    the mean that it is, and returned as it is.
-    Inside of `jax.shard_map` the rows are those that the device read.
-    `fun` is traced, as by `jax.jit`: Python cannot branch on values in it, and what it returns are arrays and numbers.
+    The `Rows` of a table combine all its lookups. Each row is listed once, with the sum of its
+    gradients, so the norm is the norm of the dense gradient. Without `merge_rows`, a row is listed
+    as often as it was read, as in the IndexedSlices of TensorFlow 1, which changes the norm. A
+    table that is also used in another way, such as an output layer, has an ordinary gradient, like
+    every other parameter.
+
+    A function may return a `WeightedMean`: its value is differentiated, and it is returned
+    unchanged. Inside `jax.shard_map` the rows are those that the device read. `fun` is traced, as
+    by `jax.jit`: Python cannot branch on its values, and it must return arrays and numbers.
     """
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
@@ -50,16 +53,16 @@ def value_and_grad(
         traced, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
         if has_aux and not (isinstance(shapes, tuple) and len(shapes) == 2):
             raise TypeError(
-                f"has_aux is for a function that returns a pair, (value, auxiliary), not {shapes!r:.80}"
+                "has_aux requires a function that returns a pair, (value, auxiliary), "
+                f"got {shapes!r:.80}"
             )
         structure_out = jax.tree.structure(shapes)
         value, auxiliary, gradients = _differentiate(
             traced, structure_out, leaves, has_aux, merge_rows
         )
-        wanted = structure.unflatten(gradients)
-        return (value, auxiliary) if has_aux else value, wanted[0] if isinstance(
-            argnums, int
-        ) else wanted
+        gradients = structure.unflatten(gradients)
+        gradients = gradients[0] if isinstance(argnums, int) else gradients
+        return (value, auxiliary) if has_aux else value, gradients
 
     return differentiate
 
@@ -102,17 +105,18 @@ def _differentiate(
 
 
 def _make_tap(aval: Any) -> jax.Array:
-    """Zeros like the outcome of a lookup; inside of `jax.shard_map` each device has its own, as it has its own ids."""
+    """Zeros like the result of a lookup; inside `jax.shard_map` each device has its own."""
     zeros = jnp.zeros(aval.shape, aval.dtype)
     axes = tuple(getattr(getattr(aval, "manual_axis_type", None), "varying", ()))
     return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
 def _zero_after(results: list[Any]) -> jax.Array:
-    """A zero that XLA cannot know before it has computed these scalars.
+    """A zero that XLA cannot compute before these scalars.
 
-    Added to indices it puts the reading of a table before the writing of its rows. Where a gradient does not depend
-    on what was read, nothing else does, and XLA would copy the whole table to be safe.
+    Added to the indices, it orders the reads of a table before the writes of its rows. If a
+    gradient does not depend on what was read, nothing else orders them, and XLA would copy the
+    whole table.
     """
     scalars = [jnp.asarray(result) for result in results if jnp.ndim(result) == 0]
     numbers = [
@@ -125,7 +129,7 @@ def _zero_after(results: list[Any]) -> jax.Array:
 
 
 def _collect(table: jax.Array, read: list[tuple[jax.Array, jax.Array]], merge_rows: bool) -> Rows:
-    """All that was read of one table, as one `Rows`; what was read outside of it is left out."""
+    """Combine all lookups of one table; ids outside of the table are left out."""
     indices = jnp.concatenate([jnp.ravel(ids) for ids, _ in read])
     values = jnp.concatenate([jnp.reshape(values, (-1, *table.shape[1:])) for _, values in read])
     rows = Rows(indices, values)

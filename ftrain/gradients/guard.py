@@ -1,4 +1,4 @@
-"""The guard: an update that is not finite, or much larger than usual, is not applied."""
+"""The guard: skip updates that are non-finite or much larger than usual."""
 
 from typing import Any, NamedTuple
 
@@ -7,19 +7,17 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.gradients.clipping import global_norm
-from ftrain.gradients.skipping import Skipped, all_finite, check_transform, update_if
+from ftrain.gradients.conditional_update import Skipped, all_finite, check_transform, update_if
 from ftrain.hyperparameters import check_count
 from ftrain.tree import Tree
 
 
 class GuardState(NamedTuple):
-    inner: Tree  # the state of the optimizer behind the guard
+    inner: Tree  # the state of the wrapped optimizer
     skipped: Skipped
     in_a_row: jax.Array  # updates skipped since the last one that was applied
     applied: jax.Array  # updates applied so far
-    usual_norm: (
-        jax.Array
-    )  # the running mean of the gradient's norm, over the updates that were applied
+    usual_norm: jax.Array  # the running mean of the gradient's norm, over applied updates
 
 
 def guard(
@@ -29,16 +27,16 @@ def guard(
     window: int = 100,
     patience: int = 10,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optimizer`, but an update from gradients that are not finite is skipped, and its state with it.
+    """Wrap `optimizer`: skip updates from non-finite gradients, and keep its state.
 
-    A step of `make_step` then shows the metrics `update_skipped`, of this step, and `updates_skipped`, of all so far,
-    and `StopOnNaN` passes over a step that was skipped.
+    A step of `make_step` then has the metrics `update_skipped`, for this step, and
+    `updates_skipped`, for all so far, and `StopOnNaN` ignores a step that was skipped.
 
     Args:
       spike: also skip gradients whose norm is more than `spike` times the running mean of norms.
-      window: over how many updates, about, that mean is taken. No spike is seen before so many have been applied.
-      patience: how many updates in a row may be skipped. The one after is applied: training that is lost stops at its
-        NaN, and gradients that have grown for good are the new usual.
+      window: the approximate number of updates in that mean; spikes are detected after as many.
+      patience: how many updates in a row may be skipped. The next one is applied: a diverged
+        training stops at its NaN, and a lasting increase of the norm becomes the new mean.
     """
     if spike is not None and not spike > 1:
         raise ValueError(f"spike must be > 1, got {spike}")
@@ -47,9 +45,12 @@ def guard(
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> GuardState:
-        skipped, in_a_row, applied = (jnp.zeros((), jnp.int32) for _ in range(3))
         return GuardState(
-            inner.init(params), Skipped(skipped), in_a_row, applied, jnp.zeros((), jnp.float32)
+            inner=inner.init(params),
+            skipped=Skipped(jnp.zeros((), jnp.int32)),
+            in_a_row=jnp.zeros((), jnp.int32),
+            applied=jnp.zeros((), jnp.int32),
+            usual_norm=jnp.zeros((), jnp.float32),
         )
 
     def update(gradients: Tree, state: GuardState, params: Tree | None = None, **extra: Any):

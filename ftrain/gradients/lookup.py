@@ -1,4 +1,4 @@
-"""Reading rows of a table by their ids, in a way that `value_and_grad` can see."""
+"""Lookup: read rows of a table by id, as an operation that `value_and_grad` recognises."""
 
 import functools
 from typing import Any, Literal
@@ -16,17 +16,17 @@ OutOfRange = Literal["error", "drop"]
 def lookup(
     table: jax.Array, ids: jax.typing.ArrayLike, *, out_of_range: OutOfRange = "error"
 ) -> jax.Array:
-    """`table[ids]`: for ids of any shape, the rows they name, in the shape `ids.shape + table.shape[1:]`.
+    """`table[ids]`: the rows with these ids, in the shape `ids.shape + table.shape[1:]`.
 
-    It is `jax.numpy.take` along the first axis, but differentiated by `ftrain.gradients.value_and_grad` its table gets
-    `Rows` for a gradient. Give it the parameter itself: what was computed from a parameter, such as a table cast to
-    another type, is not a parameter, and neither is a table inside of `jax.lax.scan` or `cond`. There the gradient is
-    an ordinary one, and right.
+    It is `jax.numpy.take` along the first axis, except that `ftrain.gradients.value_and_grad`
+    returns `Rows` as the gradient of the table. Pass the parameter itself. A value computed from a
+    parameter, such as a table cast to another dtype, has an ordinary, correct gradient, and so has
+    a table inside `jax.lax.scan` or `cond`.
 
     Args:
-      out_of_range: what happens to an id below 0 or beyond the table. "error" raises IndexError where the ids are
-        known; compiled code cannot raise, and answers with rows of NaN, at which a run stops, or which a guard skips.
-        "drop" answers with zeros and gives no gradient: the way to pad.
+      out_of_range: for an id below 0 or beyond the table, "error" raises IndexError if the ids
+        are known; compiled code cannot raise and returns rows of NaN, at which a run stops, or
+        which a guard skips. "drop" returns zeros and has no gradient: use it for padding.
     """
     if out_of_range not in ("error", "drop"):
         raise ValueError(f'out_of_range must be "error" or "drop", got {out_of_range!r}')
@@ -45,19 +45,20 @@ def lookup(
         _check_range(np.asarray(ids), table.shape[0])
     elif out_of_range == "error" and not jnp.issubdtype(table.dtype, jnp.inexact):
         raise TypeError(
-            f"compiled code marks ids out of range by rows of NaN, and a table of {table.dtype} has none; "
+            "compiled code marks ids out of range by rows of NaN, "
+            f"and a table of {table.dtype} has none; "
             'pass out_of_range="drop", which reads zeros for them'
         )
     if isinstance(
         ids, np.ndarray
-    ):  # which may hold numbers that jax would cut off, and so take for others
+    ):  # jax would truncate 64-bit ids to 32 bits, and so to other rows
         ids = np.where((ids < 0) | (ids >= table.shape[0]), -1, ids).astype(np.int32)
     return lookup_p.bind(jnp.asarray(table), jnp.asarray(ids), out_of_range=out_of_range)
 
 
 def gather(table: jax.Array, ids: jax.Array, *, out_of_range: OutOfRange) -> jax.Array:
-    """What `lookup` computes, as ordinary operations."""
-    if table.shape[0] == 0:  # XLA gathers nothing from nothing; every id is out of range
+    """Compute `lookup` by ordinary operations."""
+    if table.shape[0] == 0:  # XLA cannot gather from an empty table; every id is out of range
         table = jnp.zeros((1, *table.shape[1:]), table.dtype)
         ids = jnp.full_like(ids, -1)
     fill = jnp.nan if out_of_range == "error" and jnp.issubdtype(table.dtype, jnp.inexact) else 0
@@ -68,18 +69,19 @@ def _check_range(ids: np.ndarray, rows: int) -> None:
     wrong = ids[(ids < 0) | (ids >= rows)]
     if wrong.size:
         raise IndexError(
-            f'id {wrong[0]} is not in a table of {rows} rows; out_of_range="drop" reads zeros for it'
+            f"id {wrong[0]} is not in a table of {rows} rows; "
+            'out_of_range="drop" reads zeros for it'
         )
 
 
-# A primitive of its own, because a plain gather cannot be told from any other indexing once a function is traced.
+# A primitive, because a trace does not distinguish a plain gather from any other indexing.
 lookup_p = Primitive("ftrain_lookup")
 lookup_p.def_impl(jax.jit(gather, static_argnames="out_of_range"))
 
 
 @lookup_p.def_abstract_eval
 def _shape(table: Any, ids: Any, *, out_of_range: OutOfRange) -> Any:
-    # What jax itself makes of a gather: with it comes over which axes of a mesh the outcome differs.
+    # Trace a gather: its type includes the axes of a mesh over which the result varies.
     return jax.make_jaxpr(functools.partial(gather, out_of_range=out_of_range))(
         table, ids
     ).out_avals[0]
@@ -96,7 +98,7 @@ def _differentiate(
 
 def _batch(operands: Any, axes: Any, *, out_of_range: OutOfRange) -> tuple[jax.Array, int]:
     table, ids = operands
-    if axes[0] is None:  # one table for the whole batch: a lookup of more ids
+    if axes[0] is None:  # one table for the whole batch: look up more ids
         return lookup_p.bind(table, jnp.moveaxis(ids, axes[1], 0), out_of_range=out_of_range), 0
     return jax.vmap(functools.partial(gather, out_of_range=out_of_range), in_axes=axes)(
         table, ids

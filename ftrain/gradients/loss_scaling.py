@@ -1,4 +1,4 @@
-"""Loss scaling: gradients in half precision kept from vanishing, by differentiating a multiple of the loss."""
+"""Loss scaling: scale the loss up, so that half-precision gradients do not underflow."""
 
 from typing import Any, NamedTuple
 
@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.gradients.skipping import Skipped, all_finite, check_transform, update_if
+from ftrain.gradients.conditional_update import Skipped, all_finite, check_transform, update_if
 from ftrain.hyperparameters import check_count, check_finite, check_positive
 from ftrain.tree import Tree, nodes_of
 
-_LARGEST = 2.0**100  # far from the end of float32, which a loss must not reach
+_MAX_SCALE = 2.0**100  # far below the largest float32, so that the loss itself does not overflow
 
 
 class LossScaleState(NamedTuple):
-    inner: Tree  # the state of the optimizer behind it
-    loss_scale: jax.Array  # what the next loss is to be multiplied by
+    inner: Tree  # the state of the wrapped optimizer
+    loss_scale: jax.Array  # the factor for the next loss
     skipped: Skipped
     since_change: jax.Array  # updates applied since the scale last changed
 
@@ -28,13 +28,14 @@ def loss_scaling(
     growth_interval: int = 2000,
     factor: float = 2.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optimizer` for a loss that is multiplied by a scale before it is differentiated.
+    """Wrap `optimizer` for a loss that is multiplied by a scale before it is differentiated.
 
-    A step of `make_step` does both: it multiplies the loss by `loss_scale(opt_state)`, and divides the gradients again
-    before anything looks at them. An update whose gradients overflowed is skipped. With `dynamic`, the scale is then
-    divided by `factor`, not below 1, and it is multiplied by `factor` after `growth_interval` updates that did not.
+    A step of `make_step` multiplies the loss by `loss_scale(opt_state)` and divides the gradients
+    before anything else uses them. An update whose gradients overflowed is skipped. With `dynamic`,
+    the scale is then divided by `factor`, but not below 1. After `growth_interval` updates without
+    overflow it is multiplied by `factor`.
 
-    A `guard` belongs inside, `loss_scaling(guard(optimizer))`: overflow is then seen here first.
+    Put a `guard` inside, `loss_scaling(guard(optimizer))`, so that overflow is detected here first.
     """
     check_positive(scale=scale)
     check_finite(factor=factor)
@@ -45,9 +46,11 @@ def loss_scaling(
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> LossScaleState:
-        skipped, since_change = (jnp.zeros((), jnp.int32) for _ in range(2))
         return LossScaleState(
-            inner.init(params), jnp.asarray(scale, jnp.float32), Skipped(skipped), since_change
+            inner=inner.init(params),
+            loss_scale=jnp.asarray(scale, jnp.float32),
+            skipped=Skipped(jnp.zeros((), jnp.int32)),
+            since_change=jnp.zeros((), jnp.int32),
         )
 
     def update(gradients: Tree, state: LossScaleState, params: Tree | None = None, **extra: Any):
@@ -57,7 +60,7 @@ def loss_scaling(
         new_scale = state.loss_scale
         if dynamic:
             grows = since_change >= growth_interval
-            larger = jnp.where(grows, jnp.minimum(new_scale * factor, _LARGEST), new_scale)
+            larger = jnp.where(grows, jnp.minimum(new_scale * factor, _MAX_SCALE), new_scale)
             new_scale = jnp.where(good, larger, jnp.maximum(new_scale / factor, 1.0))
             since_change = jnp.where(grows, 0, since_change)
         skipped = Skipped(state.skipped.so_far + (~good).astype(jnp.int32))
@@ -67,6 +70,6 @@ def loss_scaling(
 
 
 def loss_scale(opt_state: Tree) -> jax.Array | None:
-    """What a loss is to be multiplied by before it is differentiated, if its optimizer was made by `loss_scaling`."""
+    """Return the factor for the loss; None if the optimizer was not made by `loss_scaling`."""
     found = nodes_of(opt_state, LossScaleState)
     return found[0].loss_scale if found else None

@@ -1,4 +1,4 @@
-"""Replicas: programs that each have a part of the batch, and take means over all of them."""
+"""Replicas: means over programs that each have a part of the batch."""
 
 from typing import Any
 
@@ -9,17 +9,18 @@ from ftrain.gradients.rows import Rows, is_rows
 from ftrain.tree import Tree
 from ftrain.weighted_mean import WeightedMean, is_weighted
 
-Axis = str | tuple[str, ...]  # the name, or names, by which shard_map or pmap calls the replicas
+Axis = str | tuple[str, ...]  # the axis name or names of shard_map or pmap
 
 
 def mean_over_replicas(
     tree: Tree, axis: Axis, weight: jax.Array | None = None, *, merge_rows: bool = True
 ) -> Tree:
-    """The mean of every leaf over the replicas of an `axis`; with a `weight` on each, weighted.
+    """Return the mean of every leaf over the replicas of an `axis`, weighted by `weight`.
 
-    A replica whose weight is 0 contributes nothing, NaN or not. If none has any, the means are zero. A `WeightedMean`
-    is merged with those of the other replicas, whose weight it then has. `Rows` are gathered instead of summed, so that
-    a table's size does not matter here either; without `merge_rows`, rows that several replicas name stay apart.
+    A replica whose weight is 0 contributes nothing, NaN or not. If all weights are 0, the means are
+    zero. A `WeightedMean` is merged with those of the other replicas. `Rows` are gathered, not
+    summed, so that the cost does not depend on the table's size; without `merge_rows`, a row that
+    several replicas list stays listed several times.
     """
     total = replicas_of(axis) if weight is None else jax.lax.psum(weight, axis)
 
@@ -45,7 +46,7 @@ def mean_over_replicas(
 
 
 def replicas_of(axis: Axis) -> jax.Array | int:
-    """How many replicas there are."""
+    """Return the number of replicas."""
     return jax.lax.psum(1, axis)
 
 
@@ -65,8 +66,7 @@ def _divisor(total: jax.Array | int) -> jax.Array:
 
 
 def _gather(rows: Rows, axis: Axis, merge_rows: bool) -> Rows:
-    indices, values = (
-        jax.lax.all_gather(part, axis, tiled=True) for part in (rows.indices, rows.values)
-    )
+    indices = jax.lax.all_gather(rows.indices, axis, tiled=True)
+    values = jax.lax.all_gather(rows.values, axis, tiled=True)
     gathered = Rows(indices, values)
     return gathered.sum_duplicates() if merge_rows else gathered

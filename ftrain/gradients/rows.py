@@ -1,4 +1,4 @@
-"""Rows: the gradient of a table of which a step reads a few rows, at a cost that does not depend on the table."""
+"""Rows: row-sparse gradients of tables, at a cost that does not depend on the table's size."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,18 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
-from ftrain.gradients.duplicates import first_positions
 from ftrain.tree import Tree
+
+_BUCKETS_PER_ID = 8  # with these, two or three rounds of hashing place nearly every list
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A table that is zero but for some rows: row `indices[i]` holds `values[i]`, and rows named twice add up.
+    """A table that is zero except for some rows: `values[i]` is added to row `indices[i]`.
 
-    An index outside of the table names no row, and what it holds is dropped. It takes the place of a table's gradient
-    or update in a tree. Of this toolkit, everything accepts it; `densify` stands before a transform that does not.
+    An index outside of the table is ignored, and its values with it. `Rows` take the place of a
+    table's gradient or update in a tree. Everything in ftrain accepts them; put `densify` before
+    other transforms.
 
     >>> rows = Rows(jnp.array([2, 0, 2]), jnp.array([[1.0], [2.0], [3.0]]))
     >>> rows.to_dense(like=jnp.zeros((4, 1)))[:, 0].tolist()
@@ -27,17 +30,16 @@ class Rows:
     """
 
     indices: jax.Array  # [n]
-    values: jax.Array  # [n, ...], each the shape of a row
-    unique: bool = dataclasses.field(
-        default=False, metadata={"static": True}
-    )  # known to name no row twice
+    values: jax.Array  # [n, ...], each of the shape of a row
+    # Known to list no row twice.
+    unique: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
         if isinstance(self.indices, np.ndarray):
             object.__setattr__(self, "indices", _within_int32(self.indices))
 
     def map(self, function: Callable[[jax.Array], jax.Array]) -> "Rows":
-        """`function` applied to the values."""
+        """Apply `function` to the values."""
         return dataclasses.replace(self, values=function(self.values))
 
     def to_dense(self, like: jax.Array) -> jax.Array:
@@ -45,41 +47,42 @@ class Rows:
         return self.add_to(jnp.zeros(like.shape, self.values.dtype))
 
     def add_to(self, table: jax.Array) -> jax.Array:
-        """`table` with these rows added; in place, where the table's buffer may be reused."""
+        """`table` with these rows added; in place, if the table's buffer may be reused."""
         values = self.values.astype(table.dtype)
         return table.at[self.indices].add(
             values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False
         )
 
     def put_into(self, table: jax.Array, values: jax.Array) -> jax.Array:
-        """`table` with `values` in these rows; which of two values for one row stays is not defined."""
+        """`table` with these rows set to `values`; undefined for a row that is listed twice."""
         values = values.astype(table.dtype)
         return table.at[self.indices].set(
             values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False
         )
 
     def take_from(self, table: jax.Array) -> jax.Array:
-        """What `table` holds in these rows; anything where an index names no row."""
+        """The values of `table` in these rows; undefined for an index outside of the table."""
         return table.at[self.indices].get(mode="clip", wrap_negative_indices=False)
 
     def sum_duplicates(self, table: jax.Array | None = None) -> "Rows":
-        """The same rows, none named twice, those that are named in front; what is left over names no row and is zero.
+        """The same rows, each listed once, at the front; other entries name no row and are zero.
 
-        With a `table`, what is not in it is left out. Rows that are known to be unique are returned as they are.
+        With a `table`, rows outside of it are left out. Rows known to be unique are returned
+        unchanged.
         """
-        indices, count = widen(self.indices), self.indices.shape[0]
+        indices = widen(self.indices)
+        count = indices.shape[0]
         if self.unique or count == 0:
             return dataclasses.replace(self, indices=indices, unique=True)
         first = first_positions(indices)
         is_first = first == jnp.arange(count, dtype=jnp.int32)
         if table is not None:
             is_first &= self.is_within(table)
-        places = jnp.where(is_first, jnp.cumsum(is_first, dtype=jnp.int32) - 1, count)[
-            first
-        ]  # `count` is out of it
-        wide = self.values.astype(
-            jnp.promote_types(self.values.dtype, jnp.float32)
-        )  # sums lose too much in bfloat16
+        ranks = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+        # The position `count` is out of range, so what is left out is dropped.
+        places = jnp.where(is_first, ranks, count)[first]
+        # Sums in bfloat16 would lose too much.
+        wide = self.values.astype(jnp.promote_types(self.values.dtype, jnp.float32))
         summed = jnp.zeros_like(wide).at[places].add(wide, mode="drop").astype(self.values.dtype)
         named = nowhere(count, indices.dtype).at[places].set(indices, mode="drop")
         return dataclasses.replace(self, indices=named, values=summed, unique=True)
@@ -90,61 +93,10 @@ class Rows:
         return (indices >= 0) & (indices < table.shape[0])
 
 
-def _within_int32(indices: np.ndarray) -> np.ndarray:
-    """Indices that jax keeps as they are: without 64 bits it would drop the upper half, and so name other rows."""
-    settings: Any = (
-        jax.config
-    )  # jax defines its attributes at run time, where a type checker cannot see them
-    if indices.dtype.kind not in "iu" or indices.dtype.itemsize < 8 or settings.jax_enable_x64:
-        return indices
-    return np.where((indices < 0) | (indices > np.iinfo(np.int32).max), -1, indices).astype(
-        np.int32
-    )
-
-
-def widen(indices: jax.Array) -> jax.Array:
-    """Indices in a type that can name any row, and what is no row."""
-    return jnp.asarray(indices).astype(jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
-
-
-def nowhere(count: int, dtype: Any) -> jax.Array:
-    """So many indices that name no row of any table, each another one."""
-    return jnp.iinfo(dtype).max - jnp.arange(count, dtype=dtype)
-
-
-def is_rows(node: Any) -> bool:
-    """Whether a node of a tree is `Rows`; what to pass as `is_leaf` to keep them whole."""
-    return isinstance(node, Rows)
-
-
-def map_values(function: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
-    """`function` applied to every array of a tree, of `Rows` to the values alone."""
-    return jax.tree.map(
-        lambda leaf: leaf.map(function) if is_rows(leaf) else function(leaf), tree, is_leaf=is_rows
-    )
-
-
-def values_of(tree: Tree) -> list[jax.Array]:
-    """The arrays of a tree; of `Rows`, the values."""
-    return [
-        leaf.values if is_rows(leaf) else leaf for leaf in jax.tree.leaves(tree, is_leaf=is_rows)
-    ]
-
-
-def to_dense(tree: Tree, like: Tree) -> Tree:
-    """`tree` with every `Rows` as a whole table, in the shape of the leaf of `like` in its place."""
-    return jax.tree.map(
-        lambda leaf, table: leaf.to_dense(table) if is_rows(leaf) else leaf,
-        tree,
-        like,
-        is_leaf=lambda node: node is None or is_rows(node),
-    )
-
-
 def densify() -> optax.GradientTransformationExtraArgs:
-    """A transform that makes whole tables of `Rows`: it stands in a chain before transforms that know only arrays.
+    """A transform that converts `Rows` to whole tables, for the transforms after it in a chain.
 
-    From there on the cost of a step depends on the size of the table again.
+    The transforms after it cost time and memory for every row of the table.
     """
 
     def update(gradients: Tree, params: Tree | None) -> Tree:
@@ -155,3 +107,94 @@ def densify() -> optax.GradientTransformationExtraArgs:
         return to_dense(gradients, params)
 
     return optax.with_extra_args_support(optax.stateless(update))
+
+
+def to_dense(tree: Tree, like: Tree) -> Tree:
+    """Replace every `Rows` of a tree by a whole table, in the shape of the leaf of `like`."""
+    return jax.tree.map(
+        lambda leaf, table: leaf.to_dense(table) if is_rows(leaf) else leaf,
+        tree,
+        like,
+        is_leaf=lambda node: node is None or is_rows(node),
+    )
+
+
+def is_rows(node: Any) -> bool:
+    """True for `Rows`; pass it as `is_leaf` to keep them whole."""
+    return isinstance(node, Rows)
+
+
+def map_values(function: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
+    """Apply `function` to every array of a tree; of `Rows`, to the values only."""
+    return jax.tree.map(
+        lambda leaf: leaf.map(function) if is_rows(leaf) else function(leaf), tree, is_leaf=is_rows
+    )
+
+
+def values_of(tree: Tree) -> list[jax.Array]:
+    """The arrays of a tree; of `Rows`, the values."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_rows)
+    return [leaf.values if is_rows(leaf) else leaf for leaf in leaves]
+
+
+def widen(indices: jax.Array) -> jax.Array:
+    """Indices in a dtype that can name any row, and numbers that are no row."""
+    return jnp.asarray(indices).astype(jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
+
+
+def nowhere(count: int, dtype: DTypeLike) -> jax.Array:
+    """`count` different indices that name no row of any table."""
+    return jnp.iinfo(dtype).max - jnp.arange(count, dtype=dtype)
+
+
+@jax.jit
+def first_positions(ids: jax.Array) -> jax.Array:
+    """For each id of a non-empty list, the first position of the same id.
+
+    By hashing, because sorting is several times slower. Each round hashes the ids that are not
+    placed yet into buckets. The first position in a bucket owns it, and all positions with the
+    owner's id are placed. An owner has its own id, so every round places some.
+
+    >>> first_positions(jnp.array([7, 3, 7, 7, 3])).tolist()
+    [0, 1, 0, 0, 1]
+    """
+    count = ids.shape[0]
+    positions = jnp.arange(count, dtype=jnp.int32)
+    bits = (_BUCKETS_PER_ID * count - 1).bit_length()
+    buckets = 1 << bits
+
+    def place(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        round_number, first = carry
+        missing = first < 0
+        bucket = _hash(ids, round_number, bits)
+        owners = (
+            jnp.full(buckets, count, jnp.int32)
+            .at[jnp.where(missing, bucket, buckets)]
+            .min(positions, mode="drop")
+        )
+        owner = owners[bucket]
+        placed = missing & (ids[jnp.minimum(owner, count - 1)] == ids)
+        return round_number + 1, jnp.where(placed, owner, first)
+
+    # Made like `ids`, which may differ between the devices of a mesh.
+    nothing_placed = jnp.full_like(ids, -1, dtype=jnp.int32)
+    start = (jnp.zeros((), jnp.uint32), nothing_placed)
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[1] < 0), place, start)[1]
+
+
+def _hash(ids: jax.Array, round_number: jax.Array, bits: int) -> jax.Array:
+    """The top `bits` of a product with an odd number, a different one in each round."""
+    factor = jnp.uint32(0x9E3779B1) + 2 * jnp.uint32(0x42F0E1EB) * round_number
+    mixed = ids.astype(jnp.uint32)
+    mixed = (mixed ^ (mixed >> 15)) * factor
+    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0x85EBCA6B)
+    return (mixed >> (32 - bits)).astype(jnp.int32)
+
+
+def _within_int32(indices: np.ndarray) -> np.ndarray:
+    """Replace 64-bit indices that jax would truncate to 32 bits, and so to other rows, by -1."""
+    settings: Any = jax.config  # its attributes are defined at run time, unknown to a type checker
+    if indices.dtype.kind not in "iu" or indices.dtype.itemsize < 8 or settings.jax_enable_x64:
+        return indices
+    is_outside = (indices < 0) | (indices > np.iinfo(np.int32).max)
+    return np.where(is_outside, -1, indices).astype(np.int32)

@@ -59,7 +59,7 @@ class CheckpointSaver(Hook):
         keep_best: int = 0,
         best_metric: str = "loss",
         best_mode: Literal["min", "max"] | None = None,
-        may_be_infinite: Sequence[str] = (),
+        allow_nonfinite: Sequence[str] = (),
         on_error: Literal["stop", "continue"] = "stop",
         at_start: bool = False,
         listeners: Sequence[SaveListener] = (),
@@ -85,7 +85,7 @@ class CheckpointSaver(Hook):
             keep_best=keep_best,
             best_metric=best_metric,
             best_mode=best_mode,
-            may_be_infinite=may_be_infinite,
+            allow_nonfinite=allow_nonfinite,
         )
         self._lock: IO[str] | None = None
         self._lock_path = Path()
@@ -103,7 +103,7 @@ class CheckpointSaver(Hook):
         self.manager.wait()
         self._unfinished = self.manager.unfinished()
         self._hook_states = None
-        if self.manager.newest() is None:
+        if self.manager.is_empty():
             return None
         state: TrainState = self.manager.restore(like=like)
         assert self.manager.restored is not None
@@ -121,7 +121,7 @@ class CheckpointSaver(Hook):
         return state
 
     def begin(self, report: Report) -> None:
-        self.manager.tell = report.notice
+        self.manager.on_warning = report.notice
         if self.follows_chief:
             report.notice(
                 f"{self.manager.directory} is written by another process; this one saves nothing"

@@ -16,7 +16,7 @@ WATCHED = ("loss", "gradient_norm")  # what StopOnNaN watches if the step has on
 class NotFiniteError(RuntimeError):
     """A metric became NaN or infinite at `step`."""
 
-    comes_again = True  # if the steps before it are taken again: a job that is started anew would only repeat it
+    retryable = False  # a restart would repeat the same steps
 
     def __init__(self, message: str, step: int):
         super().__init__(message)

@@ -1,6 +1,8 @@
-"""Launching: a supervisor of processes on one machine, and the contract that it has with them. No jax in here."""
+"""Launching: a supervisor of processes on one machine, and its protocol. It never imports jax."""
 
-from ftrain.launching.contract import (
+from ftrain.launching.faults import Fault, parse_faults
+from ftrain.launching.output import Screen
+from ftrain.launching.protocol import (
     HUNG,
     PEER_FAILED,
     TRANSIENT,
@@ -13,9 +15,7 @@ from ftrain.launching.contract import (
     decode,
     encode,
 )
-from ftrain.launching.faults import Fault, parse_faults
-from ftrain.launching.screen import Screen
-from ftrain.launching.supervisor import Job, supervise
+from ftrain.launching.supervisor import LaunchSpec, supervise
 
 __all__ = [
     "HUNG",
@@ -25,7 +25,7 @@ __all__ = [
     "Done",
     "Failed",
     "Fault",
-    "Job",
+    "LaunchSpec",
     "Message",
     "Progress",
     "Screen",

@@ -1,10 +1,10 @@
-"""Faults that a job is to survive, as they are typed: "kill rank=1 step=40; slow_data rank=0 step=80 secs=5"."""
+"""Fault injection: the syntax of "kill rank=1 step=40; slow_data rank=0 step=80 secs=5"."""
 
 import math
 import re
 from dataclasses import dataclass
 
-# What stands after each kind; a key in brackets may be left out.
+# The keys of each kind of fault; a key in brackets is optional.
 _KEYS = {
     "kill": ("rank", "step"),
     "freeze": ("rank", "step"),
@@ -14,13 +14,13 @@ _KEYS = {
     "full_disk": ("[rank]", "step"),
     "exit": ("rank", "step", "code"),
 }
-_WHOLE = re.compile(r"[0-9]{1,18}")
-_HIGHEST_EXIT_CODE = 255
+_INTEGER = re.compile(r"[0-9]{1,18}")
+_MAX_EXIT_CODE = 255
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is to go wrong in process `rank` (None: wherever it applies) at a step."""
+    """A fault to inject into process `rank` at a step; rank None: each process that it concerns."""
 
     kind: str
     rank: int | None
@@ -30,7 +30,7 @@ class Fault:
 
 
 def parse_faults(text: str) -> list[Fault]:
-    """The faults of a text, which are separated by semicolons.
+    """Parse faults that are separated by semicolons.
 
     >>> parse_faults("kill rank=1 step=40; full_disk step=100")
     [Fault(kind='kill', rank=1, step=40, secs=None, code=None), Fault(kind='full_disk', rank=None, step=100, secs=None, code=None)]
@@ -41,52 +41,45 @@ def parse_faults(text: str) -> list[Fault]:
 def _parse(piece: str) -> Fault:
     kind, *words = piece.split()
     if kind not in _KEYS:
-        raise ValueError(f"fault {piece!r}: unknown kind {kind!r}; there are {', '.join(_KEYS)}")
+        raise ValueError(
+            f"fault {piece!r}: unknown kind {kind!r}; expected one of {', '.join(_KEYS)}"
+        )
     values: dict[str, str | None] = {"rank": None, "step": None, "secs": None, "code": None}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in {name.strip("[]") for name in _KEYS[kind]}:
-            raise ValueError(f"fault {piece!r}: {word!r} cannot stand there; wanted {_form(kind)}")
+            raise ValueError(f"fault {piece!r}: unexpected {word!r}; expected {_form(kind)}")
         if values[key] is not None:
-            raise ValueError(f"fault {piece!r}: {key} stands there twice; wanted {_form(kind)}")
+            raise ValueError(f"fault {piece!r}: {key} is given twice; expected {_form(kind)}")
         values[key] = value
     missing = [key for key in _KEYS[kind] if not key.startswith("[") and values[key] is None]
     if missing:
-        raise ValueError(f"fault {piece!r}: {' and '.join(missing)} missing; wanted {_form(kind)}")
+        raise ValueError(
+            f"fault {piece!r}: {' and '.join(missing)} missing; expected {_form(kind)}"
+        )
     return Fault(
         kind,
-        None if values["rank"] is None else _whole(piece, "rank", values["rank"]),
-        _whole(piece, "step", values["step"] or ""),
+        None if values["rank"] is None else _integer(piece, "rank", values["rank"]),
+        _integer(piece, "step", values["step"] or ""),
         None if values["secs"] is None else _seconds(piece, values["secs"]),
-        None
-        if values["code"] is None
-        else _whole(piece, "code", values["code"], _HIGHEST_EXIT_CODE),
+        None if values["code"] is None else _integer(piece, "code", values["code"], _MAX_EXIT_CODE),
     )
 
 
 def _form(kind: str) -> str:
-    """How a fault of a kind is written.
+    """Return how a fault of a kind is written.
 
     >>> _form("full_disk")
     "'full_disk [rank=..] step=..'"
     """
-    return repr(
-        " ".join(
-            [
-                kind,
-                *(
-                    f"[{key[1:-1]}=..]" if key.startswith("[") else f"{key}=.."
-                    for key in _KEYS[kind]
-                ),
-            ]
-        )
-    )
+    keys = [f"[{key[1:-1]}=..]" if key.startswith("[") else f"{key}=.." for key in _KEYS[kind]]
+    return repr(" ".join([kind, *keys]))
 
 
-def _whole(piece: str, key: str, value: str, highest: int | None = None) -> int:
-    wanted = "a whole number" if highest is None else f"a whole number up to {highest}"
-    if not _WHOLE.fullmatch(value) or (highest is not None and int(value) > highest):
-        raise ValueError(f"fault {piece!r}: {key} is {wanted}, got {value!r}")
+def _integer(piece: str, key: str, value: str, limit: int | None = None) -> int:
+    expected = "an integer" if limit is None else f"an integer up to {limit}"
+    if not _INTEGER.fullmatch(value) or (limit is not None and int(value) > limit):
+        raise ValueError(f"fault {piece!r}: {key} must be {expected}, got {value!r}")
     return int(value)
 
 
@@ -96,5 +89,5 @@ def _seconds(piece: str, value: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise ValueError(f"fault {piece!r}: secs is a number above 0, got {value!r}")
+        raise ValueError(f"fault {piece!r}: secs must be a number above 0, got {value!r}")
     return seconds

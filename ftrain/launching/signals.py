@@ -1,4 +1,4 @@
-"""Signals as a mailbox: they are read when there is time for them, and never interrupt anything."""
+"""Signals as a mailbox: they are read when there is time for them, and interrupt nothing."""
 
 import signal
 import socket
@@ -6,20 +6,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Mailbox:
-    """The signals that have come in; something that `select` can wait for."""
+    """The signals that have arrived; `select` can wait for it."""
 
     def __init__(self, receiver: socket.socket, signals: Sequence[signal.Signals]):
-        self._receiver, self._signals = receiver, signals
+        self._receiver = receiver
+        self._signals = signals
 
     def fileno(self) -> int:
+        """Return the file descriptor that `select` waits for."""
         return self._receiver.fileno()
 
     def read(self) -> list[signal.Signals]:
-        """Those that came in since the last time, without waiting for any."""
+        """Return the signals that have arrived since the last call, without waiting."""
         with suppress(BlockingIOError):
             return [
                 signal.Signals(number)
@@ -30,11 +32,11 @@ class Mailbox:
 
 
 @contextmanager
-def open_mailbox(signals: Sequence[signal.Signals] = _STOPPING) -> Iterator[Mailbox]:
-    """While this is entered, `signals` do nothing but to go to a mailbox.
+def open_mailbox(signals: Sequence[signal.Signals] = _STOP_SIGNALS) -> Iterator[Mailbox]:
+    """While this is entered, `signals` go to a mailbox and do nothing else.
 
-    One that is ignored, as by nohup, stays so. Outside of the main thread, where signals cannot be handled, the mailbox
-    stays empty.
+    A signal that is ignored, as by nohup, stays ignored. Outside of the main thread, where Python
+    cannot handle signals, the mailbox stays empty.
     """
     receiver, sender = socket.socketpair()
     with receiver, sender:
@@ -43,11 +45,11 @@ def open_mailbox(signals: Sequence[signal.Signals] = _STOPPING) -> Iterator[Mail
         if threading.current_thread() is not threading.main_thread():
             yield Mailbox(receiver, ())
             return
-        wanted = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
-        handlers = {number: signal.signal(number, lambda *_: None) for number in wanted}
+        handled = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+        handlers = {number: signal.signal(number, lambda *_: None) for number in handled}
         wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         try:
-            yield Mailbox(receiver, wanted)
+            yield Mailbox(receiver, handled)
         finally:
             signal.set_wakeup_fd(wakeup)
             for number, handler in handlers.items():
@@ -55,19 +57,20 @@ def open_mailbox(signals: Sequence[signal.Signals] = _STOPPING) -> Iterator[Mail
 
 
 class StopRequests:
-    """What the signals in a mailbox come to: the first asks for a stop, the second insists on it.
+    """The signals of a mailbox as requests: the first is to save and stop, the second to stop now.
 
-    A hangup only asks, because a terminal that is closed may send it more than once.
+    A hangup counts only as a first one, because a closed terminal may send it more than once.
     """
 
     def __init__(self, mailbox: Mailbox):
         self.mailbox = mailbox
-        self.asked: signal.Signals | None = None
-        self.insisted: signal.Signals | None = None
+        self.first: signal.Signals | None = None
+        self.second: signal.Signals | None = None
 
     def update(self) -> None:
+        """Read the mailbox."""
         for number in self.mailbox.read():
-            if self.asked is None:
-                self.asked = number
-            elif self.insisted is None and number != signal.SIGHUP:
-                self.insisted = number
+            if self.first is None:
+                self.first = number
+            elif self.second is None and number != signal.SIGHUP:
+                self.second = number

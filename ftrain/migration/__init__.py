@@ -1,11 +1,17 @@
-"""What stands here for a name of the reference: `ftrain migrate AdamOptimizer`. There are no aliases."""
+"""What replaces a name of TensorFlow 1: `ftrain migrate AdamOptimizer`. There are no aliases."""
 
-import difflib
 import importlib
 from typing import Any
 
-from ftrain.migration import clusters, feeding, optimizing, running, saving
+from ftrain.migration import (
+    checkpoint_names,
+    cluster_names,
+    input_names,
+    optimizer_names,
+    session_names,
+)
 from ftrain.migration.counterpart import Counterpart
+from ftrain.suggestions import suggest
 
 _MODULES = (
     "tf.",
@@ -21,22 +27,25 @@ _MODULES = (
     "data.",
 )  # in the order in which they stand in front of names
 TABLE: dict[str, Counterpart] = (
-    optimizing.TABLE | running.TABLE | feeding.TABLE | saving.TABLE | clusters.TABLE
+    optimizer_names.TABLE
+    | session_names.TABLE
+    | input_names.TABLE
+    | checkpoint_names.TABLE
+    | cluster_names.TABLE
 )
 
 
 def find(name: str) -> tuple[str, Counterpart]:
-    """The reference's full name and our counterpart, for a name with or without the modules in front of it.
+    """Return TF1's full name and our counterpart, for a name with or without its modules.
 
-    Capitals do not matter, and neither does a missing "Optimizer" at the end.
+    Case is ignored, and so is a missing "Optimizer" at the end.
     """
     known = {_shorten(full).lower(): full for full in TABLE}
     short = _shorten(name)
     for written in (short.lower(), f"{short.lower()}optimizer"):
         if written in known:
             return known[written], TABLE[known[written]]
-    near = difflib.get_close_matches(short, map(_shorten, TABLE), n=2, cutoff=0.7)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = suggest(short, map(_shorten, TABLE), count=2, cutoff=0.7)
     raise LookupError(f"{name} is not a name of tf.train that has a counterpart here yet{hint}")
 
 
@@ -47,7 +56,7 @@ def _shorten(name: str) -> str:
 
 
 def resolve(dotted: str) -> Any:
-    """The object that a dotted name stands for."""
+    """Return the object that a dotted name stands for."""
     first, *rest = dotted.split(".")
     found = importlib.import_module(first)
     for name in rest:

@@ -1,13 +1,16 @@
-"""What stands here for a name of the reference."""
+"""Counterpart: what replaces a name of TensorFlow 1."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Counterpart:
-    ours: tuple[str, ...]  # what does its job, by dotted names
+    """The names in ftrain that replace a name of TensorFlow 1, and how they differ."""
+
+    ours: tuple[str, ...]  # dotted names
     note: str = ""
 
 
 def to(*ours: str, note: str = "") -> Counterpart:
+    """Make a counterpart; short, for the tables."""
     return Counterpart(ours, note)

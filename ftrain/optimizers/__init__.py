@@ -1,4 +1,4 @@
-"""Optimizers: optax transforms with the numbers of the reference."""
+"""Optimizers: optax transforms that compute the numbers of TensorFlow 1's optimizers."""
 
 from ftrain.optimizers.adadelta import adadelta
 from ftrain.optimizers.adagrad import adagrad
@@ -7,19 +7,17 @@ from ftrain.optimizers.adam import adam
 from ftrain.optimizers.ftrl import ftrl
 from ftrain.optimizers.gradient_descent import gradient_descent
 from ftrain.optimizers.momentum import momentum
-from ftrain.optimizers.proximal_adagrad import proximal_adagrad
-from ftrain.optimizers.proximal_gradient_descent import proximal_gradient_descent
+from ftrain.optimizers.proximal import proximal_adagrad, proximal_gradient_descent
 from ftrain.optimizers.rmsprop import rmsprop
 from ftrain.optimizers.rule import (
     LearningRate,
-    OptimizerState,
     Rounding,
     Rule,
     apply_updates,
     current_learning_rate,
     from_rule,
 )
-from ftrain.optimizers.slots import get_slot, slot_names
+from ftrain.optimizers.slots import OptimizerState, get_slot, slot_names
 from ftrain.optimizers.sync_replicas import Arrivals, arrivals, averaged_params, sync_replicas
 
 __all__ = [

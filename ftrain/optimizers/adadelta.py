@@ -22,7 +22,7 @@ def adadelta(
 
     u = rho * u + (1 - rho) * d * d; p -= lr * d
 
-    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_unit(rho=rho)
     check_not_negative(epsilon=epsilon)

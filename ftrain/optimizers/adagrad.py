@@ -18,7 +18,7 @@ def adagrad(
 ) -> optax.GradientTransformationExtraArgs:
     """Duchi et al. 2011: a += g * g; p -= lr * g / sqrt(a).
 
-    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
 

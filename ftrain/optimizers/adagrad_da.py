@@ -1,4 +1,4 @@
-"""Adagrad with dual averaging: parameters are computed anew from all gradients so far, so they can be exactly zero."""
+"""Adagrad with dual averaging: parameters from the sum of all gradients, exactly zero if small."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def adagrad_da(
 
     s += g; a += g * g; p = -lr * shrink(s, l1 * t) / (l2 * t * lr + sqrt(a))
 
-    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_positive(
         initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value

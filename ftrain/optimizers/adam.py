@@ -20,14 +20,14 @@ def adam(
     packed: bool | None = None,
     rounding: Rounding = "compensated",
 ) -> optax.GradientTransformationExtraArgs:
-    """Kingma and Ba 2014, in the form of their section 2.1, where epsilon stands outside the correction.
+    """Kingma and Ba 2014, as in their section 2.1, with epsilon outside the correction.
 
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g * g
     p -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
 
-    With `lazy`, rows of a table that a step does not read stay, and their moments with them. Without, all moments decay
-    and move their rows at every step, as in the reference, and a step costs time for every row.
-    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
+    With `lazy`, rows of a table that a step does not read keep their values and moments. Without
+    it, all moments decay and move their rows at every step, as in TensorFlow 1, and a step costs
+    time for every row. `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_fraction(beta1=beta1, beta2=beta2)
     check_not_negative(epsilon=epsilon)
@@ -35,8 +35,9 @@ def adam(
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
-        # 1 - beta is formed in the parameters' own precision, as the reference does.
-        first, second = jnp.asarray(beta1, parameter.dtype), jnp.asarray(beta2, parameter.dtype)
+        # 1 - beta is computed in the parameters' own precision, as in TF1.
+        first = jnp.asarray(beta1, parameter.dtype)
+        second = jnp.asarray(beta2, parameter.dtype)
         time = (count + 1).astype(parameter.dtype)
         m = slots["m"] + (1 - first) * (gradient - slots["m"])
         v = slots["v"] + (1 - second) * (gradient * gradient - slots["v"])

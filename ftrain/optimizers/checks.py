@@ -1,4 +1,4 @@
-"""What optimizers check: hyperparameters, parameters and gradients; the name, what was given, what is wanted."""
+"""Checks of hyperparameters, parameters and gradients, with errors that name what is wrong."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves
 def check_at_init(
     transform: optax.GradientTransformationExtraArgs, check: Callable[..., None], **values: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """`transform`, which refuses these values once it is used, as the operations of TensorFlow 1 do."""
+    """Wrap `transform` so that its init checks these values, as TensorFlow 1 does."""
 
     def init(params: Tree) -> Tree:
         check(**values)
@@ -27,6 +27,7 @@ def check_at_init(
 
 
 def check_dtype(**values: DTypeLike | None) -> None:
+    """Raise ValueError for a value that is neither None nor a real floating-point dtype."""
     for name, value in values.items():
         try:
             is_real = value is None or jnp.issubdtype(jnp.dtype(value), jnp.floating)
@@ -39,25 +40,28 @@ def check_dtype(**values: DTypeLike | None) -> None:
 
 
 def check_parameters(params: Tree) -> None:
-    """Every parameter can have a gradient."""
+    """Raise TypeError for a parameter that cannot have a gradient."""
     for name, leaf in named_leaves(params).items():
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.inexact):
             raise TypeError(
-                f"parameter {name} is {dtype}, which has no gradient; keep what is not trained in model_state"
+                f"parameter {name} is {dtype}, which has no gradient; "
+                "keep what is not trained in model_state"
             )
 
 
 def check_real(params: Tree) -> None:
-    """Every parameter is of real numbers: the rules here are for those."""
+    """Raise TypeError for a complex parameter: the rules are for real numbers."""
     for name, leaf in named_leaves(params).items():
         if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
             raise TypeError(
-                f"parameter {name} is {jnp.result_type(leaf)}; keep its real and imaginary parts apart"
+                f"parameter {name} is {jnp.result_type(leaf)}; "
+                "keep its real and imaginary parts apart"
             )
 
 
 def check_learning_rate(learning_rate: Any) -> None:
+    """Raise an error for a learning rate that is neither a finite number nor a schedule."""
     check_finite(learning_rate=learning_rate)
     if not callable(learning_rate) and not isinstance(
         learning_rate, (int, float, jax.Array, np.ndarray, np.number)
@@ -66,7 +70,7 @@ def check_learning_rate(learning_rate: Any) -> None:
 
 
 def leaves_of_gradients(gradients: Tree, params: Tree, what: str = "gradients") -> list[Any]:
-    """The gradient, or update, of each parameter, in order: an array, `Rows` or None, of the parameter's shape."""
+    """Return each parameter's gradient or update: an array or `Rows` of its shape, or None."""
     given = leaves_like(gradients, params, what, is_leaf=lambda node: node is None or is_rows(node))
     if given and what == "gradients" and all(gradient is None for gradient in given):
         raise ValueError("no parameter has a gradient: all of them are None")
@@ -74,8 +78,10 @@ def leaves_of_gradients(gradients: Tree, params: Tree, what: str = "gradients") 
         if is_rows(gradient):
             _check_rows(gradient, name, parameter, what)
         elif gradient is not None and jnp.shape(gradient) != jnp.shape(parameter):
-            wrong = f"{what.removesuffix('s')} has shape {jnp.shape(gradient)}, parameter {jnp.shape(parameter)}"
-            raise ValueError(f"{what} and parameters differ at {name}: {wrong}")
+            raise ValueError(
+                f"{what} and parameters differ at {name}: {what.removesuffix('s')} has shape "
+                f"{jnp.shape(gradient)}, parameter {jnp.shape(parameter)}"
+            )
     return given
 
 
@@ -88,7 +94,7 @@ def _check_rows(rows: Rows, name: str, table: jax.Array, what: str) -> None:
         )
     count = rows.indices.shape[0]
     if jnp.ndim(table) == 0 or rows.values.shape != (count, *jnp.shape(table)[1:]):
-        wanted = f"{(count, *jnp.shape(table)[1:])} for {count} rows of {jnp.shape(table)}"
+        expected = f"{(count, *jnp.shape(table)[1:])} for {count} rows of {jnp.shape(table)}"
         raise ValueError(
-            f"{what} and parameters differ at {name}: Rows hold {rows.values.shape}, not {wanted}"
+            f"{what} and parameters differ at {name}: Rows hold {rows.values.shape}, not {expected}"
         )

@@ -1,4 +1,4 @@
-"""Frozen parameters: those that an optimizer never moves, found by tracing its update."""
+"""Frozen parameters: those whose update is always zero, found by tracing the optimizer's update."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from ftrain.gradients.rows import Rows, is_rows
 from ftrain.tree import Tree, leaves_like, nodes_of
 
-# Operations whose results are zero if their first operand is.
+# Operations whose result is zero if their first operand is zero.
 _LINEAR = {
     "broadcast_in_dim",
     "convert_element_type",
@@ -30,7 +30,7 @@ _LINEAR = {
     "squeeze",
     "transpose",
 }
-_SUMS = {"add", "add_any", "concatenate", "max", "min", "sub"}  # zero if all operands are
+_SUMS = {"add", "add_any", "concatenate", "max", "min", "sub"}  # zero if all operands are zero
 
 
 def zero_frozen(
@@ -40,10 +40,10 @@ def zero_frozen(
     params: Tree,
     **extra: Any,
 ) -> Tree:
-    """`gradients` with zeros for the parameters whose update is zero, whatever the gradients are.
+    """Replace the gradients of frozen parameters by zeros.
 
-    `optax.multi_transform` and `optax.masked` freeze parameters by `optax.set_to_zero()`. Their gradients move nothing,
-    so they must not count in a norm either, and need not be computed.
+    `optax.multi_transform` and `optax.masked` freeze parameters by `optax.set_to_zero()`. Gradients
+    of frozen parameters must not count in a norm, and need not be computed.
     """
     if not nodes_of(opt_state, optax.MaskedState):  # no transform works on a part of the parameters
         return gradients
@@ -62,7 +62,7 @@ def frozen_leaves(
     params: Tree,
     **extra: Any,
 ) -> list[bool]:
-    """For each parameter, True if its update is zero for all gradients; a walk through the traced update tells."""
+    """For each parameter, True if the traced update is zero for all gradients."""
     with_extra = optax.with_extra_args_support(optimizer)
     tables = jax.tree.leaves(params)
     given = jax.tree.map(
@@ -77,7 +77,7 @@ def frozen_leaves(
 
     try:
         traced = jax.make_jaxpr(update)(abstract, opt_state, params)
-    except Exception:  # noqa: BLE001 - the update itself raises it again, where it belongs
+    except Exception:  # noqa: BLE001 - the update itself raises it again
         return [False] * len(tables)
     return _are_zero(traced.jaxpr, [False] * len(traced.jaxpr.invars))
 
@@ -98,7 +98,7 @@ def _zero(gradient: Any) -> Any:
 
 
 def _are_zero(jaxpr: Jaxpr, inputs: list[bool]) -> list[bool]:
-    """For each result of a traced function, whether it is zero, knowing which inputs are."""
+    """For each result of a traced function, True if it is zero, given which inputs are zero."""
     zeros = {variable for variable, is_zero in zip(jaxpr.invars, inputs, strict=True) if is_zero}
 
     def is_zero(variable: Any) -> bool:
@@ -108,12 +108,12 @@ def _are_zero(jaxpr: Jaxpr, inputs: list[bool]) -> list[bool]:
 
     for equation in jaxpr.eqns:
         operands = [is_zero(variable) for variable in equation.invars]
-        results = zip(equation.outvars, _of_equation(equation, operands), strict=True)
+        results = zip(equation.outvars, _are_results_zero(equation, operands), strict=True)
         zeros |= {variable for variable, result_is_zero in results if result_is_zero}
     return [is_zero(variable) for variable in jaxpr.outvars]
 
 
-def _of_equation(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
+def _are_results_zero(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
     name = equation.primitive.name
     count = len(equation.outvars)
     if name in _LINEAR:

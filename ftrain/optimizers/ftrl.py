@@ -29,7 +29,7 @@ def ftrl(
     n' = n + g * g; z += g + 2 * l2_shrinkage * p - (n'**-k - n**-k) / lr * p; n = n'
     p = -shrink(z, l1) / (n**-k / lr + 2 * l2 + beta / lr)
 
-    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_not_negative(
         initial_accumulator_value=initial_accumulator_value,

@@ -16,8 +16,8 @@ def gradient_descent(
 ) -> optax.GradientTransformationExtraArgs:
     """p -= lr * g.
 
-    The rule itself keeps no slots: `slot_dtype` and `packed`, which are those of `from_rule`, concern the remainders
-    that `rounding` keeps for bfloat16 and float16 parameters.
+    The rule itself has no slots. `slot_dtype` and `packed`, described at `from_rule`, apply to the
+    remainders that `rounding` keeps for bfloat16 and float16 parameters.
     """
 
     def rule(

@@ -17,9 +17,9 @@ def momentum(
     packed: bool | None = None,
     rounding: Rounding = "compensated",
 ) -> optax.GradientTransformationExtraArgs:
-    """Polyak 1964: a = momentum * a + g; p -= lr * a, or with Nesterov p -= lr * (g + momentum * a).
+    """Polyak 1964: a = momentum * a + g; p -= lr * a, with Nesterov p -= lr * (g + momentum * a).
 
-    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_not_negative(momentum=momentum)
 

@@ -20,11 +20,13 @@ def rmsprop(
     packed: bool | None = None,
     rounding: Rounding = "compensated",
 ) -> optax.GradientTransformationExtraArgs:
-    """Hinton 2012: r = decay * r + (1 - decay) * g * g, from 1; d = momentum * d + lr * g / sqrt(r + epsilon); p -= d.
+    """Hinton 2012: r = decay * r + (1 - decay) * g * g, initially 1
 
-    With `centered`, h = decay * h + (1 - decay) * g, and r - h * h stands for r in the square root.
+    d = momentum * d + lr * g / sqrt(r + epsilon); p -= d
 
-    `slot_dtype`, `packed` and `rounding` are those of `from_rule`.
+    With `centered`, h = decay * h + (1 - decay) * g, and r - h * h replaces r in the square root.
+
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_unit(decay=decay)
     check_not_negative(momentum=momentum, epsilon=epsilon)

@@ -1,8 +1,8 @@
-"""Rounding: what is computed in float32 and kept in fewer bits, without losing small steps.
+"""Rounding: numbers computed in float32 and stored in fewer bits, without losing small updates.
 
-A bfloat16 number near 1 cannot move by less than 0.004, so an update of 0.001 would round to nothing at every
-step. Rules therefore compute in float32 at least, and `Rounding` says what happens to the bits that a parameter
-cannot hold.
+A bfloat16 number near 1 cannot move by less than 0.004, so an update of 0.001 would round to zero
+at every step. Rules therefore compute in float32 or wider, and `Rounding` defines what happens to
+the bits that a parameter cannot hold.
 """
 
 from typing import Any, Literal, get_args
@@ -11,29 +11,30 @@ import jax
 import jax.numpy as jnp
 
 Rounding = Literal["compensated", "stochastic", "nearest"]
-REMAINDER = "remainder"  # the slot of what rounding took from a parameter
+REMAINDER = "remainder"  # the slot of the part of a parameter that rounding removed
 
 
 def check_rounding(rounding: Any) -> None:
+    """Raise ValueError for an unknown kind of rounding."""
     if rounding not in get_args(Rounding):
         choices = ", ".join(f'"{choice}"' for choice in get_args(Rounding))
         raise ValueError(f"rounding must be one of {choices}, got {rounding!r:.60}")
 
 
 def widened(dtype: Any) -> Any:
-    """The dtype to compute in: float32, or wider if the numbers are."""
+    """Return the dtype to compute in: float32, or wider if `dtype` is."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def is_narrow(dtype: Any) -> bool:
-    """True for the types that hold less than float32: bfloat16, float16 and smaller."""
+    """True for dtypes narrower than float32: bfloat16, float16 and smaller."""
     return widened(dtype) != jnp.dtype(dtype)
 
 
 def store(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
-    """`values` in `dtype`; at random up or down, in the right proportion, if that is narrower than float32.
+    """Convert `values` to `dtype`; round stochastically if it is narrower than float32.
 
-    Rounded to nearest, a running mean with a long memory stands still in bfloat16: each increment is lost.
+    Rounded to nearest, a running mean with a long memory would stop moving in bfloat16.
     """
     if is_narrow(dtype):
         assert key is not None
@@ -44,7 +45,7 @@ def store(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
 def round_update(
     parameter: jax.Array, target: jax.Array, rounding: Rounding, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """The update that moves a narrow `parameter` to `target`, in its dtype, and the remainder that is left to go."""
+    """Return the update of a narrow `parameter` to `target`, in its dtype, and the remainder."""
     dtype = parameter.dtype
     start = parameter.astype(target.dtype)
     if rounding == "stochastic":
@@ -53,14 +54,15 @@ def round_update(
     else:
         reachable = nearest(target, dtype)
     update = nearest(reachable - start, dtype)
-    moved = nearest(start + update, dtype)  # as whoever applies the update rounds it
+    moved = nearest(start + update, dtype)  # as apply_updates rounds it
     return update.astype(dtype), target - moved
 
 
 def nearest(values: jax.Array, dtype: Any) -> jax.Array:
-    """The numbers of `dtype` that are nearest to `values`, in the dtype of `values`.
+    """Round `values` to the nearest numbers of `dtype`; keep the dtype of `values`.
 
-    XLA may remove a cast to a narrower type and back; it keeps `reduce_precision`, which knows no subnormal numbers.
+    XLA may remove a cast to a narrower type and back. It keeps `reduce_precision`, which flushes
+    subnormals.
     """
     info = jnp.finfo(dtype)
     rounded = jax.lax.reduce_precision(values, info.nexp, info.nmant)
@@ -72,12 +74,10 @@ def nearest(values: jax.Array, dtype: Any) -> jax.Array:
 
 
 def stochastic(values: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
-    """One of the two numbers of `dtype` around each value, the nearer one more often: the mean is the value itself."""
+    """Round each value up or down at random to a number of `dtype`, correct on average."""
     info = jnp.finfo(dtype)
     values = values.astype(jnp.float32)
-    dropped = (
-        jnp.finfo(jnp.float32).nmant - info.nmant
-    )  # bits of the significand that `dtype` does not have
+    dropped = jnp.finfo(jnp.float32).nmant - info.nmant  # bits of the significand
     below = jnp.uint32((1 << dropped) - 1)
     noise = jax.random.bits(key, values.shape, jnp.uint32) & below
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
@@ -92,6 +92,6 @@ def stochastic(values: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
 
 
 def noise_key(count: jax.Array, number: int) -> jax.Array:
-    """The key of the random numbers for an array in an update: a function of the count, so a run repeats itself."""
+    """Return the random key for one array at one update; a resumed run repeats it."""
     key = jax.random.key(0, impl="threefry2x32")
     return jax.random.fold_in(jax.random.fold_in(key, count), number)

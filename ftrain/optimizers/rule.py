@@ -1,13 +1,14 @@
 """From one elementwise rule to an optax transform: what every optimizer shares."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from ftrain.gradients.rows import Rows, to_dense
+from ftrain.optimizers.apply_rule import Gradient, Rule, RuleUpdate, Slots
 from ftrain.optimizers.checks import (
     check_dtype,
     check_learning_rate,
@@ -15,16 +16,20 @@ from ftrain.optimizers.checks import (
     check_real,
     leaves_of_gradients,
 )
-from ftrain.optimizers.lifts import Application, Gradient, Rule, Slots
-from ftrain.optimizers.packing import fill, fill_narrow, join_gradients, layout_of, split_updates
 from ftrain.optimizers.rounding import REMAINDER, Rounding, check_rounding, is_narrow, noise_key
+from ftrain.optimizers.slots import (
+    OptimizerState,
+    fill,
+    join_gradients,
+    layout_of,
+    split_updates,
+)
 from ftrain.packed import plan
 from ftrain.schedules import Schedule
 from ftrain.tree import Tree
 
 __all__ = [
     "LearningRate",
-    "OptimizerState",
     "Rounding",
     "Rule",
     "Slots",
@@ -34,12 +39,6 @@ __all__ = [
 ]
 
 LearningRate = float | jax.Array | Schedule
-
-
-class OptimizerState(NamedTuple):
-    count: jax.Array  # updates applied so far  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name
-    learning_rate: jax.Array  # of the newest update, for metrics to show
-    slots: dict[str, Tree]  # by slot name, each shaped like the parameters, or packed
 
 
 def from_rule(
@@ -52,26 +51,29 @@ def from_rule(
     lazy: bool = True,
     rounding: Rounding = "compensated",
 ) -> optax.GradientTransformationExtraArgs:
-    """An optax transform that applies `rule` to every leaf, and to the rows that `Rows` name.
+    """Make an optax transform that applies `rule` to every leaf, and to the rows that `Rows` list.
 
-    A leaf whose gradient is None stays as it is, and so do its slots. The rule computes in float32 at least, whatever
-    parameters, gradients and slots are kept in. Updates have the dtype of their parameters.
+    A leaf whose gradient is None keeps its value and its slots. The rule computes in float32 or
+    wider, whatever dtype parameters, gradients and slots have. Updates have the dtype of their
+    parameters.
 
     Args:
-      slots: what the rule keeps for each parameter, with the value it starts from.
-      slot_dtype: the dtype of the slots. By default each parameter's own, and float32 for bfloat16 and float16 ones. A
-        dtype narrower than float32 saves memory; such slots are rounded up or down at random, in proportion, because
-        rounded to nearest a running mean would stop moving.
-      packed: whether the slots of many parameters are kept and updated in one vector for each dtype, which costs less
-        time for a thousand small ones. By default so are those of parameters with few elements, if there are several.
-        The numbers are the same, `get_slot` finds them by name, and checkpoints name every one; but functions that look
-        for trees like the parameters in the state, such as `optax.tree.map_params`, need `packed=False`.
-      lazy: whether rows that `Rows` do not name are left alone. Otherwise they have a gradient of zero.
-      rounding: how bfloat16 and float16 parameters take updates that are smaller than their resolution.
-        "compensated" keeps what rounding lost in a slot named "remainder" and adds it later: parameter and remainder
-        together follow the float32 trajectory, for 4 bytes a parameter. "stochastic" rounds up or down at random, right
-        on average, and needs no memory. "nearest" loses them: a parameter may stop moving. Parameters in float32 do not
-        depend on it.
+      slots: what the rule keeps for each parameter, with the initial value.
+      slot_dtype: the dtype of the slots, by default each parameter's own, float32 for bfloat16 and
+        float16 ones. A dtype narrower than float32 saves memory. Such slots are rounded
+        stochastically: rounded to nearest, a running mean would stop moving.
+      packed: whether the slots of many parameters are kept and updated in one vector for each
+        dtype, which is faster for a thousand small ones. By default this is done for parameters
+        with few elements, if there are several. The numbers are the same, `get_slot` finds slots by
+        name, and checkpoints name every one. Functions that search the state for trees like the
+        parameters, such as `optax.tree.map_params`, need `packed=False`.
+      lazy: whether rows that `Rows` do not list are left alone. Otherwise they have a gradient of
+      zero. rounding: how bfloat16 and float16 parameters take updates that are smaller than their
+      resolution.
+        "compensated" keeps what rounding lost in a slot named "remainder" and adds it later:
+        parameter and remainder together follow the float32 trajectory, for 4 bytes a parameter.
+        "stochastic" rounds up or down at random, correct on average, and needs no memory. "nearest"
+        loses such updates: a parameter may stop moving. It does not affect float32 parameters.
     """
     slots = dict(slots or {})
     if REMAINDER in slots:
@@ -98,14 +100,14 @@ def from_rule(
         count = jnp.zeros((), jnp.int32)
         filled = {name: fill(layout, params, value, slot_dtype) for name, value in slots.items()}
         if REMAINDER in names_of(params):
-            filled[REMAINDER] = fill_narrow(layout, params, 0.0, slot_dtype)
-        # A copy: a learning rate that is an array must not be given away with the state.
+            filled[REMAINDER] = fill(layout, params, 0.0, slot_dtype, only_narrow=True)
+        # A copy: a learning rate that is an array must not be donated with the state.
         return OptimizerState(count, jnp.array(rate(count), jnp.float32), filled)
 
     def update(
         gradients: Tree, state: OptimizerState, params: Tree | None = None, **extra_args: Any
     ) -> tuple[Tree, OptimizerState]:
-        del extra_args  # of other transforms in a chain
+        del extra_args  # for other transforms in a chain
         if params is None:
             raise ValueError(
                 "this optimizer needs the parameters: call update(gradients, state, params)"
@@ -120,11 +122,13 @@ def from_rule(
         now = rate(state.count)
 
         def apply(number: int, gradient: Gradient, parameter: jax.Array, *values: jax.Array | None):
-            application = Application(rule, now, state.count, rounding, _noise(state.count, number))
+            rule_update = RuleUpdate(
+                rule, now, state.count, rounding, lambda: noise_key(state.count, number)
+            )
             own = {
                 name: value for name, value in zip(names, values, strict=True) if value is not None
             }
-            update, after = application(gradient, parameter, own)
+            update, after = rule_update(gradient, parameter, own)
             return update, [after.get(name) for name in names]
 
         columns = [layout.arrays(state.slots[name]) for name in names]
@@ -142,10 +146,6 @@ def from_rule(
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType] - optax types params narrower
 
 
-def _noise(count: jax.Array, number: int) -> Callable[[], jax.Array]:
-    return lambda: noise_key(count, number)
-
-
 def _check_state(state: Any, names: list[str]) -> None:
     if not isinstance(state, OptimizerState) or set(state.slots) != set(names):
         found = (
@@ -153,15 +153,16 @@ def _check_state(state: Any, names: list[str]) -> None:
         )
         expected = ", ".join(names) or "none"
         raise ValueError(
-            f"the state is not one of this optimizer, whose slots are {expected}: got {found or 'no slots'}; "
+            f"the state is not one of this optimizer, whose slots are {expected}: "
+            f"got {found or 'no slots'}; "
             "init(params) makes a new one"
         )
 
 
 def apply_updates(params: Tree, updates: Tree) -> Tree:
-    """Parameters plus updates, each leaf in its own dtype.
+    """Return parameters plus updates, each leaf in its own dtype.
 
-    `Rows` are added to the rows they name, and where there is no update, None, a parameter stays.
+    `Rows` are added to the rows they list. A parameter whose update is None keeps its value.
     """
 
     def add(parameter: jax.Array, update: jax.Array | Rows | None) -> jax.Array:
@@ -182,14 +183,15 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
 
 
 def current_learning_rate(opt_state: Tree) -> jax.Array | None:
-    """The rate of the newest update, found in any optimizer state that shows one.
+    """Return the learning rate of the newest update; None if the state does not hold one.
 
-    ftrain's optimizers and `optax.inject_hyperparams` do; plain optax closes over its rate and shows none.
+    The states of ftrain's optimizers and of `optax.inject_hyperparams` do; plain optax closes over
+    its rate.
     """
     shown = optax.tree.get_all_with_path(opt_state, "learning_rate", _is_rate)
     return jnp.asarray(shown[0][1], jnp.float32) if shown else None
 
 
 def _is_rate(path: tuple[Any, ...], value: Any) -> bool:
-    # A parameter may carry the same name inside a slot tree; a rate is a scalar outside of them.
+    # A parameter may have the same name inside a slot tree; a rate is a scalar outside of them.
     return jnp.ndim(value) == 0 and not any(getattr(key, "name", None) == "slots" for key in path)

@@ -1,19 +1,34 @@
-"""Slots: what an optimizer keeps for each parameter, listed and read by name."""
+"""Slots: what an optimizer keeps for each parameter, packed in vectors for many small ones."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from ftrain.optimizers.rule import OptimizerState
-from ftrain.packed import unpack
-from ftrain.tree import Tree, named_leaves, nodes_of
+from ftrain.gradients.rows import Rows
+from ftrain.optimizers.apply_rule import Gradient, Masked
+from ftrain.optimizers.rounding import is_narrow, widened
+from ftrain.packed import Layout, Packed, is_concrete, join, unpack
+from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves, nodes_of
+
+
+class OptimizerState(NamedTuple):
+    """The state of every optimizer that `from_rule` makes."""
+
+    count: jax.Array  # updates applied so far  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name
+    learning_rate: jax.Array  # of the newest update, for metrics
+    slots: dict[str, Tree]  # by slot name, each shaped like the parameters, or packed
 
 
 def slot_names(opt_state: Tree) -> list[str]:
-    """The names of all slots in an optimizer's state, wherever in a chain they are kept."""
+    """Return the names of all slots in an optimizer's state, wherever in a chain they are."""
     return sorted({name for state in nodes_of(opt_state, OptimizerState) for name in state.slots})
 
 
 def get_slot(opt_state: Tree, parameter: str, slot: str) -> jax.Array:
-    """The slot of a parameter, both by name: `get_slot(opt_state, "dense/kernel", "m")`."""
+    """Return the slot of a parameter, both by name: `get_slot(opt_state, "dense/kernel", "m")`."""
     if slot not in slot_names(opt_state):
         raise KeyError(
             f"there is no slot {slot}; there are {', '.join(slot_names(opt_state)) or 'none'}"
@@ -28,3 +43,95 @@ def get_slot(opt_state: Tree, parameter: str, slot: str) -> jax.Array:
             return leaves[parameter]
     known = sorted({name for leaves in found for name in leaves})
     raise KeyError(f"no parameter {parameter} has a slot {slot}; these have: {', '.join(known)}")
+
+
+def fill(
+    layout: Layout,
+    params: Tree,
+    value: float,
+    dtype: DTypeLike | None,
+    *,
+    only_narrow: bool = False,
+) -> Tree:
+    """Return a slot that holds `value` everywhere.
+
+    Args:
+      dtype: of the slot; by default each parameter's own, and float32 for narrower ones.
+      only_narrow: only parameters narrower than float32 have the slot; the others have None.
+    """
+    leaves = jax.tree.leaves(params)
+
+    def has_slot(own: DTypeLike) -> bool:
+        return is_narrow(own) or not only_narrow
+
+    apart = [
+        jnp.full_like(leaf, value, dtype=dtype or widened(jnp.result_type(leaf)))
+        if has_slot(jnp.result_type(leaf))
+        else None
+        for leaf in layout.apart(leaves)
+    ]
+    vectors = []
+    for group in layout.groups():
+        first = leaves[layout.members(group)[0]]
+        where = first.sharding if is_concrete(first) else None
+        vector = jnp.full(layout.length(group), value, dtype or widened(group), device=where)
+        vectors.append(vector if has_slot(group) else None)
+    return layout.store(apart + vectors)
+
+
+def layout_of(slots: dict[str, Tree], params: Tree) -> Layout:
+    """Return the layout of the slots; raise ValueError if they belong to other parameters."""
+    structure = jax.tree.structure(params)
+    for slot in slots.values():
+        stored = slot
+        if isinstance(slot, Packed):
+            stored = slot.layout.structure.unflatten(slot.layout.places)
+        places = leaves_like(stored, params, "slots", is_leaf=lambda node: node is None)
+        for place, (name, leaf) in zip(places, leaves_with_names(params), strict=True):
+            if place is not None and place.shape != jnp.shape(leaf):
+                wrong = f"slot has shape {place.shape}, parameter {jnp.shape(leaf)}"
+                raise ValueError(
+                    f"slots and parameters differ at {name}: {wrong}; "
+                    "init(params) makes a new state"
+                )
+        if isinstance(slot, Packed):
+            return slot.layout
+    return Layout(structure, (None,) * structure.num_leaves)
+
+
+def join_gradients(
+    layout: Layout, gradients: Sequence[Gradient], leaves: Sequence[jax.Array]
+) -> list[Gradient]:
+    """Arrange gradients as the layout stores their parameters.
+
+    A vector with parameters that have no gradient, or `Rows`, is masked.
+    """
+    joined = layout.apart(gradients)
+    for group in layout.groups():
+        own = [(gradients[n], leaves[n]) for n in layout.members(group)]
+        dense = [jnp.asarray(_to_dense(gradient, leaf), widened(group)) for gradient, leaf in own]
+        vector = join(dense)
+        if any(gradient is None or isinstance(gradient, Rows) for gradient, _ in own):
+            vector = Masked(vector, join([_mask(gradient, leaf) for gradient, leaf in own]))
+        joined.append(vector)
+    return joined
+
+
+def split_updates(layout: Layout, updates: list[Any], gradients: Sequence[Gradient]) -> list[Any]:
+    """Return the update of each parameter; None for one without a gradient."""
+    pairs = zip(layout.split(updates), gradients, strict=True)
+    return [None if gradient is None else update for update, gradient in pairs]
+
+
+def _to_dense(gradient: Gradient, parameter: jax.Array) -> Any:
+    if gradient is None:
+        return jnp.zeros_like(parameter)
+    return gradient.to_dense(parameter) if isinstance(gradient, Rows) else gradient
+
+
+def _mask(gradient: Gradient, parameter: jax.Array) -> jax.Array:
+    """True where a parameter has a gradient."""
+    if isinstance(gradient, Rows):
+        named = jnp.zeros(parameter.shape, bool)
+        return gradient.put_into(named, jnp.ones(gradient.values.shape, bool))
+    return jnp.full(parameter.shape, gradient is not None)

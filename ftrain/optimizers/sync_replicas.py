@@ -1,4 +1,4 @@
-"""Synchronous replicas: gradients arrive one after the other, and when enough are there their mean is one update."""
+"""Synchronous replicas: apply the mean gradient of several arrivals as one update."""
 
 import functools
 import math
@@ -11,8 +11,9 @@ import numpy as np
 import optax
 
 from ftrain.averages import update_averages
+from ftrain.gradients.conditional_update import check_transform, update_if
 from ftrain.gradients.rows import is_rows
-from ftrain.gradients.skipping import check_transform, update_if
+from ftrain.gradients.rows_fallback import RowsNotSupportedError
 from ftrain.hyperparameters import check_fraction
 from ftrain.optimizers.checks import leaves_of_gradients
 from ftrain.optimizers.rule import apply_updates
@@ -20,25 +21,25 @@ from ftrain.tree import Tree, leaves_with_names, nodes_of
 
 
 class Arrivals(NamedTuple):
-    """What came of the gradients that arrived, counted in replicas."""
+    """The gradients that arrived, counted in replicas."""
 
     waiting: jax.Array  # arrived since the newest update
     aggregated: jax.Array  # averaged by the newest update
-    updates: (
-        jax.Array
-    )  # applied so far; what a replica notes as its local step when it reads the parameters
+    updates: jax.Array  # applied so far; a replica's local step when it reads the parameters
     dropped: jax.Array  # stale, so far
 
 
 class SyncReplicasState(NamedTuple):
-    inner: Tree  # the state of the optimizer that gets the means
+    """The state of `sync_replicas`."""
+
+    inner: Tree  # the state of the wrapped optimizer
     arrivals: Arrivals
-    sums: (
-        Tree | None
-    )  # of the gradients that wait, in float32 at least; None if no gradient ever waits
-    averages: (
-        Tree | None
-    )  # moving averages of the parameters in float32 at least, if there is a decay for them
+    sums: Tree | None  # of waiting gradients, in float32 or wider; None if one replica is enough
+    averages: Tree | None  # moving averages of the parameters, in float32 or wider
+
+
+class RowsSumError(RowsNotSupportedError, TypeError):
+    """`sync_replicas` was given `Rows` to sum over several arrivals."""
 
 
 def sync_replicas(
@@ -49,30 +50,33 @@ def sync_replicas(
     averages: float | None = None,
     averages_ramp: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optimizer`, applied to the mean of the gradients of `replicas_to_aggregate` replicas, once they have arrived.
+    """Wrap `optimizer`: apply it to the mean gradient of `replicas_to_aggregate` replicas.
 
         optimizer.update(gradients, state, params, contributions=1, local_step=None)
 
-    is one arrival: the mean gradient of so many replicas, computed from parameters that had seen `local_step` updates;
-    None says that they were the newest. If an update was applied since, the arrival is stale: it is dropped and
-    counted. Until enough have arrived, updates are zero and the state of `optimizer` stays. Then the mean over all that
-    arrived is applied, and the next round begins. What arrives with 0 contributions counts for nothing, NaN or not. A
-    gradient that is enough by itself reaches `optimizer` as it is, bit for bit.
+    is one arrival: the mean gradient of `contributions` replicas, computed from parameters after
+    `local_step` updates; None means the newest. If an update was applied since, the arrival is
+    stale: it is dropped and counted. Until enough have arrived, updates are zero and `optimizer`
+    keeps its state. Then the mean over all arrivals is applied, and the next round begins. An
+    arrival with 0 contributions is ignored, NaN or not. A gradient that is enough by itself reaches
+    `optimizer` unchanged, bit for bit.
 
-    With fewer to aggregate than there are replicas, the slowest of each round are backups, and theirs is stale. With
-    more, replicas contribute several batches to an update.
+    With fewer to aggregate than there are replicas, the slowest of each round are backups, and
+    their gradients are stale. With more, replicas contribute several batches to an update.
 
-    `optimizer` counts updates, not arrivals, and so does its schedule. Other arguments of `update`, such as the `value`
-    that some optimizers look at, are those of the newest arrival. A leaf whose gradient is None has none in any arrival
-    of a round. `Rows` pass if one replica is enough. Otherwise they are refused: a sum of rows has no fixed size, and a
-    whole table would move rows that no replica read. `ftrain.gradients.densify()` in front says that this is meant.
+    `optimizer` counts updates, not arrivals, and so does its schedule. Other arguments of `update`,
+    such as the `value` that some optimizers use, are those of the newest arrival. A leaf whose
+    gradient is None must have none in any arrival of a round. `Rows` are supported if one replica
+    is enough. Otherwise they are refused: a sum of rows has no fixed size, and a dense gradient
+    would move rows that no replica read. To accept that, put `ftrain.gradients.densify()` before.
 
     Args:
-      total_num_replicas: how many replicas there are, `replicas_to_aggregate` by default. The numbers do not depend on
-        it: one arrival cannot have more contributions than the larger of the two.
-      averages: the decay of moving averages of the parameters, as in `ftrain.averages.update_averages`.
-        `averaged_params` reads them. No transform may change the updates after this one then.
-      averages_ramp: use a smaller decay at first, by the number of updates applied so far, as `num_updates` there.
+      total_num_replicas: the number of replicas, by default `replicas_to_aggregate`. It only
+        limits the contributions of one arrival, to the larger of the two.
+      averages: the decay of moving averages of the parameters, as in
+        `ftrain.averages.update_averages`. `averaged_params` reads them. No transform after this one
+        may change the updates.
+      averages_ramp: use a smaller decay for the first updates, as with `num_updates` there.
     """
     check_transform(optimizer)
     needed = _check_replicas("replicas_to_aggregate", replicas_to_aggregate)
@@ -155,19 +159,19 @@ def sync_replicas(
 
 
 def arrivals(opt_state: Tree) -> Arrivals | None:
-    """How many gradients wait, were averaged and were dropped, if the optimizer was made by `sync_replicas`."""
+    """Return the counts of arrived gradients; None without `sync_replicas`."""
     found = nodes_of(opt_state, Arrivals)
     return found[0] if found else None
 
 
 def averaged_params(opt_state: Tree) -> Tree | None:
-    """The moving averages of the parameters, if the optimizer was made by `sync_replicas(..., averages=decay)`."""
+    """Return the averaged parameters; None without `sync_replicas(..., averages=decay)`."""
     found = nodes_of(opt_state, SyncReplicasState)
     return found[0].averages if found else None
 
 
 def _add(sums: Tree, given: list[jax.Array | None], counted: jax.Array, waiting: jax.Array) -> Tree:
-    """The sums of the gradients that wait, and of so many more."""
+    """Add gradients, weighted by the replicas `counted`, to the sums of waiting ones."""
 
     def add(total: jax.Array, gradient: jax.Array | None) -> jax.Array:
         if gradient is None:
@@ -175,18 +179,17 @@ def _add(sums: Tree, given: list[jax.Array | None], counted: jax.Array, waiting:
         weighed = jnp.where(
             counted > 0, gradient.astype(total.dtype) * counted.astype(total.dtype), 0
         )
-        return jnp.where(
-            waiting == 0, weighed, total + weighed
-        )  # to add to zero would lose the sign of -0
+        # Adding to zero would lose the sign of -0.
+        return jnp.where(waiting == 0, weighed, total + weighed)
 
     totals, structure = jax.tree.flatten(sums)
     return structure.unflatten(map(add, totals, given))
 
 
 def _mean(sums: Tree, gradients: Tree, counted: jax.Array, waiting: jax.Array) -> Tree:
-    """The mean of the gradients that waited and of so many more; if none waited, these as they are.
+    """Return the mean of waiting and new gradients; the new ones unchanged if none are waiting.
 
-    A conditional also for the bits: what XLA could merge with the optimizer, it might round otherwise there.
+    By a conditional: XLA might fuse a selection with the optimizer, and round it differently.
     """
 
     def divide(total: jax.Array, gradient: jax.Array | None) -> jax.Array | None:
@@ -205,9 +208,9 @@ def _arrays(gradients: Tree, sums: Tree) -> list[jax.Array | None]:
     given = leaves_of_gradients(gradients, sums)
     for (name, _), gradient in zip(leaves_with_names(sums), given, strict=True):
         if is_rows(gradient):
-            raise TypeError(
-                f"the gradient of {name} is Rows, which sync_replicas cannot sum over several arrivals: "
-                "put ftrain.gradients.densify() before it, or aggregate 1 replica"
+            raise RowsSumError(
+                f"the gradient of {name} is Rows, which sync_replicas cannot sum over several "
+                "arrivals: put ftrain.gradients.densify() before it, or aggregate 1 replica"
             )
     return [None if gradient is None else jnp.asarray(gradient) for gradient in given]
 
@@ -217,7 +220,7 @@ def _wide(leaf: Any) -> Any:
 
 
 def _contributions(value: Any, most: int) -> jax.Array:
-    """A number of replicas; of one that only the device knows, the nearest whole number that is not negative."""
+    """A number of replicas; one known only to the device is rounded to an integer >= 0."""
     if not _is_count(value, most):
         raise ValueError(
             f"contributions must be a whole number of replicas from 0 to {most}, got {value}"
@@ -235,7 +238,7 @@ def _step(value: Any) -> jax.Array:
 
 
 def _is_count(value: Any, most: float = math.inf) -> bool:
-    """Whether a number is a count. Arrays may have no value yet, and to read one would wait for the device."""
+    """True for a count, and for any array: it may have no value yet, and reading it would block."""
     return not isinstance(value, (int, float, np.number)) or (
         0 <= float(value) <= most and float(value).is_integer()
     )
@@ -245,7 +248,7 @@ def _scalar(name: str, value: Any) -> jax.Array:
     if jnp.shape(value) != ():
         raise ValueError(f"{name} must be one number, got an array of shape {jnp.shape(value)}")
     number = jnp.asarray(value)
-    return number.astype(jnp.promote_types(number.dtype, jnp.int32))  # of a mask, 0 or 1
+    return number.astype(jnp.promote_types(number.dtype, jnp.int32))  # a boolean becomes 0 or 1
 
 
 def _check_replicas(name: str, value: SupportsIndex) -> int:
@@ -261,13 +264,15 @@ def _check_replicas(name: str, value: SupportsIndex) -> int:
 def _check_call(state: Any, params: Tree | None, has_sums: bool, has_averages: bool) -> None:
     if not isinstance(state, SyncReplicasState):
         raise ValueError(
-            f"the state is not one of sync_replicas, but {type(state).__name__}: init(params) starts anew"
+            f"the state is not one of sync_replicas, but {type(state).__name__}: "
+            "init(params) makes a new one"
         )
     if (state.sums is not None, state.averages is not None) != (has_sums, has_averages):
         raise ValueError(
-            "the state is one of sync_replicas with other arguments: it keeps "
+            "the state was made by sync_replicas with other arguments: it keeps "
             f"{'sums' if state.sums is not None else 'no sums'} of gradients and "
-            f"{'averages' if state.averages is not None else 'no averages'}; init(params) starts anew"
+            f"{'averages' if state.averages is not None else 'no averages'}; "
+            "init(params) makes a new one"
         )
     if has_averages and params is None:
-        raise ValueError("averages are of the parameters: call update(gradients, state, params)")
+        raise ValueError("averages need the parameters: call update(gradients, state, params)")

@@ -1,4 +1,4 @@
-"""Schedules: functions from a step to a value, for learning rates and anything else that changes over a run."""
+"""Schedules: functions from a step to a value, for learning rates and other hyperparameters."""
 
 from ftrain.schedules.composition import inverse_sqrt, join, warmup, warmup_stable_decay
 from ftrain.schedules.cosine import (
@@ -8,13 +8,13 @@ from ftrain.schedules.cosine import (
     noisy_linear_cosine_decay,
 )
 from ftrain.schedules.decay import (
+    Schedule,
     exponential_decay,
     inverse_time_decay,
     natural_exp_decay,
     piecewise_constant,
     polynomial_decay,
 )
-from ftrain.schedules.schedule import Schedule
 
 __all__ = [
     "Schedule",

@@ -1,4 +1,4 @@
-"""Schedules made of others: warmed up, joined one behind the other, and the compositions that people use most."""
+"""Schedules composed of others: warmup, joined schedules, and common compositions."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
-from ftrain.schedules.schedule import Schedule, Step, as_float
+from ftrain.schedules.decay import Schedule, Step, as_float
 
 
 def warmup(schedule: float | Schedule, warmup_steps: int) -> Schedule:
-    """`schedule`, scaled by a straight line from 0 at step 0 to 1 at `warmup_steps`."""
+    """`schedule`, scaled linearly from 0 at step 0 to 1 at `warmup_steps`."""
     check_positive(warmup_steps=warmup_steps)
     check_finite(schedule=schedule)
 
@@ -27,7 +27,8 @@ def join(schedules: Sequence[float | Schedule], boundaries: Sequence[int]) -> Sc
     """
     if len(schedules) != len(boundaries) + 1:
         raise ValueError(
-            f"schedules must be one more than boundaries, got {len(schedules)} and {len(boundaries)}"
+            "schedules must be one more than boundaries, "
+            f"got {len(schedules)} and {len(boundaries)}"
         )
     for schedule in schedules:
         check_finite(schedules=schedule)
@@ -51,7 +52,7 @@ def warmup_stable_decay(
     decay_steps: int,
     end_learning_rate: float = 0.0,
 ) -> Schedule:
-    """Up along a straight line, level, down along a straight line to `end_learning_rate`, and level again."""
+    """Rise linearly, stay constant, decay linearly to `end_learning_rate`, and stay there."""
     check_positive(warmup_steps=warmup_steps, decay_steps=decay_steps)
     check_not_negative(stable_steps=stable_steps)
     check_finite(learning_rate=learning_rate, end_learning_rate=end_learning_rate)
@@ -66,7 +67,7 @@ def warmup_stable_decay(
 
 
 def inverse_sqrt(learning_rate: float, warmup_steps: int) -> Schedule:
-    """lr * min(step / warmup_steps, sqrt(warmup_steps / step)): its peak, `learning_rate`, stands at `warmup_steps`."""
+    """lr * min(step / warmup_steps, sqrt(warmup_steps / step)); the peak is at `warmup_steps`."""
     check_positive(warmup_steps=warmup_steps)
     check_finite(learning_rate=learning_rate)
 

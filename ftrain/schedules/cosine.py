@@ -1,4 +1,4 @@
-"""Schedules along a cosine: once, with restarts, or on top of a straight line."""
+"""Cosine schedules: a single decay, with restarts, or on top of a linear decay."""
 
 import math
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
-from ftrain.schedules.schedule import Schedule, Step, as_float
+from ftrain.schedules.decay import Schedule, Step, as_float
 
 
 def cosine_decay(learning_rate: float, decay_steps: int, alpha: float = 0.0) -> Schedule:
@@ -31,9 +31,9 @@ def cosine_decay_restarts(
     m_mul: float = 1.0,
     alpha: float = 0.0,
 ) -> Schedule:
-    """`cosine_decay` over `first_decay_steps`, then again and again, each time `t_mul` as long and `m_mul` as high.
+    """`cosine_decay` with restarts, each period `t_mul` times as long and `m_mul` times as high.
 
-    Loshchilov and Hutter 2016: with i restarts behind and a fraction f of this period done,
+    Loshchilov and Hutter 2016: after i restarts, at the fraction f of the period,
     lr * ((1 - alpha) * m_mul**i * (1 + cos(pi * f)) / 2 + alpha)
     """
     check_positive(first_decay_steps=first_decay_steps, t_mul=t_mul)
@@ -56,9 +56,9 @@ def linear_cosine_decay(
     alpha: float = 0.0,
     beta: float = 0.001,
 ) -> Schedule:
-    """A cosine that shrinks along a straight line, from Bello et al. 2017.
+    """Bello et al. 2017: a cosine that shrinks linearly. With f = min(step / decay_steps, 1):
 
-    With f = min(step, decay_steps) / decay_steps: lr * ((alpha + 1 - f) * (1 + cos(2 pi num_periods f)) / 2 + beta)
+    lr * ((alpha + 1 - f) * (1 + cos(2 pi num_periods f)) / 2 + beta)
     """
     return noisy_linear_cosine_decay(learning_rate, decay_steps, 0.0, 0.0, num_periods, alpha, beta)
 
@@ -73,7 +73,7 @@ def noisy_linear_cosine_decay(
     beta: float = 0.001,
     seed: int = 0,
 ) -> Schedule:
-    """`linear_cosine_decay` with noise of variance initial_variance / (1 + step) ** variance_decay on its line.
+    """`linear_cosine_decay` with noise of variance initial_variance / (1 + step) ** variance_decay.
 
     The noise is a pure function of the seed and the step, so a resumed run repeats it.
     """
@@ -106,7 +106,7 @@ def _half_wave(fraction: jax.Array) -> jax.Array:
 
 
 def _start(restarts: jax.Array, t_mul: float) -> jax.Array:
-    """When a period starts, in units of the first one: 1 + t_mul + t_mul**2 + ..., as many terms as restarts."""
+    """The start of a period, in lengths of the first: 1 + t_mul + ... + t_mul**(restarts - 1)."""
     return restarts if t_mul == 1.0 else (1.0 - jnp.power(t_mul, restarts)) / (1.0 - t_mul)
 
 
@@ -114,10 +114,12 @@ def _count_restarts(periods: jax.Array, t_mul: float) -> jax.Array:
     if t_mul == 1.0:
         return jnp.floor(periods)
     count = jnp.floor(jnp.log(1.0 - periods * (1.0 - t_mul)) / math.log(t_mul))
-    # The logarithm may fall just short of a whole number at the very step of a restart.
+    # At the step of a restart, the logarithm may be just below a whole number.
     return jnp.where(periods >= _start(count + 1, t_mul), count + 1, count)
 
 
 def _noise(seed: int, step: jax.Array) -> jax.Array:
-    draw = lambda one: jax.random.normal(jax.random.fold_in(jax.random.key(seed), one))  # noqa: E731
+    def draw(step: jax.Array) -> jax.Array:
+        return jax.random.normal(jax.random.fold_in(jax.random.key(seed), step))
+
     return jnp.vectorize(draw)(step.astype(jnp.uint32))

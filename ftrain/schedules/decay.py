@@ -1,12 +1,19 @@
-"""Schedules that decay: exponentially, with the inverse of time, along a polynomial, or in pieces."""
+"""The type of schedules; exponential, inverse time, polynomial and piecewise constant decay."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from ftrain.hyperparameters import check_finite, check_positive
-from ftrain.schedules.schedule import Schedule, Step, as_float
+
+Step = jax.typing.ArrayLike
+Schedule = Callable[[Step], jax.typing.ArrayLike]
+
+
+def as_float(step: Step) -> jax.Array:
+    """Convert a step to floating point, in jax's default precision."""
+    return jnp.asarray(step, dtype=jnp.result_type(float))
 
 
 def exponential_decay(
@@ -55,10 +62,10 @@ def polynomial_decay(
     power: float = 1.0,
     cycle: bool = False,
 ) -> Schedule:
-    """(lr - end) * (1 - step / decay_steps) ** power + end, and then `end` for good.
+    """(lr - end) * (1 - step / decay_steps) ** power + end, and `end` from there on.
 
-    With `cycle`, `decay_steps` is stretched to the first multiple of itself that the step has not passed, so that the
-    rate jumps up and decays again.
+    With `cycle`, `decay_steps` is extended to the first multiple of itself that the step has not
+    passed, so that the rate jumps up and decays again.
     """
     check_positive(decay_steps=decay_steps)
     check_finite(learning_rate=learning_rate, end_learning_rate=end_learning_rate, power=power)
@@ -75,7 +82,7 @@ def polynomial_decay(
 
 
 def piecewise_constant(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
-    """values[0] up to and including the step boundaries[0], values[1] from there to boundaries[1], and so on."""
+    """values[0] up to and including step boundaries[0], values[1] up to boundaries[1], ..."""
     if len(values) != len(boundaries) + 1:
         raise ValueError(
             f"values must be one more than boundaries, got {len(values)} and {len(boundaries)}"

@@ -1,4 +1,4 @@
-"""Summaries: what a run measured, for TensorBoard and for scripts."""
+"""Summaries: the metrics of a run, for TensorBoard and for scripts."""
 
 from ftrain.summaries.background import BackgroundWriter
 from ftrain.summaries.metrics_file import MetricsFile, read_metrics

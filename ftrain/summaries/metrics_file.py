@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line of JSON for everything a run measured, for scripts and notebooks."""
+"""metrics.jsonl: one line of JSON for each write of metrics, for scripts and notebooks."""
 
 import json
 import math
@@ -20,12 +20,13 @@ _PIECE = 1 << 20  # bytes of a line above the limit that are read at once
 class MetricsFile:
     """Appends lines `{"step": 100, "time": ..., "loss": ...}` to a file.
 
-    `start_step` is the step the run starts from: lines of later steps, from a run that was interrupted, are dropped,
-    because those steps are taken again. The other lines keep their bytes.
+    `start_step` is the step the run starts from: lines of later steps, from a run that was
+    interrupted, are dropped, because those steps are taken again. The other lines keep their bytes.
 
-    Lines that cannot be read do not stop a run: they are moved to `metrics.jsonl.bad` beside the file, with one
-    warning. These are lines that are not UTF-8, not a JSON object with an integer "step", cut short, or longer than
-    `max_line_bytes` (64 MiB by default), which are copied in pieces and never held in memory.
+    Lines that cannot be read do not stop a run: they are moved to `metrics.jsonl.bad` beside the
+    file, with one warning. These are lines that are not UTF-8, not a JSON object with an integer
+    "step", cut short, or longer than `max_line_bytes` (64 MiB by default), which are copied in
+    pieces and never held in memory.
     """
 
     def __init__(
@@ -39,20 +40,22 @@ class MetricsFile:
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
+        """Append one line with these values and the time."""
         plain = {name: _as_json(plain_value(name, value)) for name, value in values.items()}
         line = {"step": plain_step(step), "time": round(time.time(), 3)} | plain
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def read_metrics(path: str | Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> list[dict[str, Any]]:
     """Return the lines of a metrics file, oldest first.
 
-    Lines that cannot be read, as `MetricsFile` defines them, are skipped with one warning; a last line that is still
-    being written is skipped without one.
+    Lines that cannot be read, as `MetricsFile` defines them, are skipped with one warning; a last
+    line that is still being written is skipped without one.
     """
     _check_limit(max_line_bytes)
     found: list[dict[str, Any]] = []
@@ -78,7 +81,7 @@ class _Line(NamedTuple):
 
 
 def _lines(file: IO[bytes], limit: int) -> Iterator[_Line]:
-    """Yield every line that is not blank; the caller reads or skips the rest of a line that is too long."""
+    """Yield every non-blank line; the caller reads or skips the rest of a line that is too long."""
     number = 0
     while data := file.readline(limit + 1):
         number += 1
@@ -106,10 +109,7 @@ def _parse(line: _Line) -> dict[str, Any] | None:
     try:
         text = line.data.decode("utf-8-sig" if line.number == 1 else "utf-8")
         fields = json.loads(text, parse_constant=_refuse_constant)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # bytes, JSON, a number of too many digits; lists nested too deep
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, too many digits; nested too deeply
         return None
     step = fields.get("step") if isinstance(fields, dict) else None
     is_step = isinstance(step, int) and not isinstance(step, bool) and -(1 << 63) <= step < 1 << 63
@@ -121,7 +121,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _rewind(path: Path, start_step: int, limit: int) -> None:
-    """Drop the lines of later steps and move those that cannot be read aside; nothing is written if there are none."""
+    """Drop lines of later steps and move unreadable ones aside; write only if there are any."""
     path = path.resolve()  # a link stays a link
     beside = path.with_name(f"{path.name}.new")
     aside = path.with_name(path.name + ASIDE)
@@ -141,9 +141,8 @@ def _rewind(path: Path, start_step: int, limit: int) -> None:
                     is_changed = True
             _flush(kept)
         if bad.count or is_changed:
-            os.replace(
-                beside, path
-            )  # after the other lines are on disk: a crash here repeats, it does not lose
+            # The unreadable lines are on disk by now, so a crash here loses nothing.
+            os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
     if bad.count:
@@ -207,5 +206,5 @@ def _check_limit(limit: int) -> None:
 
 
 def _as_json(value: float | str) -> float | str:
-    # JSON has no word for these; as strings, float() still reads them.
+    # JSON has no NaN and infinity; float() reads them from strings.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

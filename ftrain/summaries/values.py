@@ -1,4 +1,4 @@
-"""Values: what can be written under a name, a number or a text."""
+"""Values: the numbers and texts that can be written under a name."""
 
 import operator
 from typing import Any, SupportsIndex
@@ -9,14 +9,15 @@ EXPECTED = "expected a number, an array of shape () or a text"
 
 
 def plain_value(name: str, value: Any) -> bool | int | float | str:
-    """A value as Python has it, or an error that names it, its shape and its dtype."""
+    """Convert a value to a Python number or text; TypeError gives its name, shape and dtype."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a value must be a text, got {name!r:.60}")
     if isinstance(value, str) and not isinstance(value, np.generic):
         return value
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         return _finite_in_size(name, value)
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    shape = getattr(value, "shape", None)
+    dtype = getattr(value, "dtype", None)
     if shape is None or dtype is None:
         raise TypeError(f"{name} is {value!r:.60}, a {type(value).__name__}; {EXPECTED}")
     try:
@@ -35,7 +36,7 @@ def plain_value(name: str, value: Any) -> bool | int | float | str:
 
 
 def plain_step(step: SupportsIndex) -> int:
-    """A step as Python has it; an array of shape () is one too."""
+    """Convert a step, such as an array of shape (), to an integer."""
     try:
         return operator.index(step)
     except TypeError:

@@ -25,32 +25,34 @@ from ftrain.summaries.values import plain_step, plain_value
 class SummaryWriter:
     """Appends to a new event file in `directory`, for TensorBoard to read while it grows.
 
-    `start_step` is the step the run starts from: what an earlier, interrupted run wrote from there on is hidden by
-    TensorBoard, because those steps are taken again.
+    `start_step` is the step the run starts from: what an earlier, interrupted run wrote from there
+    on is hidden by TensorBoard, because those steps are taken again.
     """
 
     def __init__(self, directory: str | Path, *, start_step: int = 0):
         directory = local_path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        # The process id and a nanosecond keep two writers of one second apart; TensorBoard reads files in name order.
+        # Process id and nanoseconds make the name unique; TensorBoard reads files in name order.
         unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{time.perf_counter_ns()}"
         self.path = directory / f"events.out.tfevents.{unique}"
         self._file = open(self.path, "xb")  # noqa: SIM115 - closed by close()
         self._add(Event(file_version="brain.Event:2"))
-        # TensorBoard hides what older files say of this step and later ones; `start_step` itself is not repeated.
+        # TensorBoard hides events of older files from this step on; `start_step` is not repeated.
         self._add(Event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START)))
         self.flush()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Numbers become scalars, strings become texts, each under its name; arrays of shape () are numbers."""
+        """Write numbers, and arrays of shape (), as scalars and strings as texts, by name."""
         summaries = [_summary(name, plain_value(name, value)) for name, value in values.items()]
         self._add(Event(step=plain_step(step), summary=Summary(value=summaries)))
         self.flush()
 
     def flush(self) -> None:
+        """Pass pending events to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> "SummaryWriter":

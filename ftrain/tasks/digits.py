@@ -1,7 +1,9 @@
-"""Handwritten digits: scikit-learn's 1,797 images of 8 x 8 pixels, and a small convolutional classifier."""
+"""Handwritten digits: scikit-learn's 1,797 images of 8 x 8 pixels, a convolutional classifier."""
 
 import functools
 import importlib.util
+import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ftrain.data import ArraySource
-from ftrain.tasks.digit_records import digit_records
+from ftrain.data import ArraySource, MapSource, RecordSource, Source
+from ftrain.formats import Fixed, Raw, RecordWriter, encode_example
+from ftrain.paths import absolute
 from ftrain.tasks.task import Task
 from ftrain.tree import Tree
 
 CLASSES = 10
 TEST_SHARE = 5  # every fifth example of a fixed permutation is held out
+RECORD_SPEC = {"image": Raw((8, 8, 1), "uint8"), "label": Fixed(dtype="int32")}
+RECORDS_PER_FILE = 500
 
 
 def digits(
@@ -27,8 +32,8 @@ def digits(
     Args:
       channels: of the first convolution; the second has twice as many.
       hidden: width of the dense layer.
-      dropout: share of the dense layer's features that a training step leaves out.
-      records: a directory; the images to train on are read from record files in it, which are written on first use.
+      dropout: share of the dense layer's features that a training step drops.
+      records: a directory of record files to read the training images from; written on first use.
     """
     for name, value in (("channels", channels), ("hidden", hidden)):
         if value < 1:
@@ -57,7 +62,7 @@ def digits(
 
 
 def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Training and test images, with values from 0 to 1, and their labels."""
+    """Return training and test images, with values from 0 to 1, and their labels."""
     images, labels = _read_digits()
     arrays = {
         "image": (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32),
@@ -69,7 +74,7 @@ def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def _read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """The images, flat, and labels that come with scikit-learn; importing it would take most of a second."""
+    """Read scikit-learn's images, flat, and labels without importing it, which is slow."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise ModuleNotFoundError(
@@ -83,6 +88,33 @@ def _read_digits() -> tuple[np.ndarray, np.ndarray]:
 
     bunch: Any = datasets.load_digits()
     return bunch.data, bunch.target
+
+
+def digit_records(directory: str | Path, images: np.ndarray, labels: np.ndarray) -> Source:
+    """Read images, with values from 0 to 1, and labels from record files, written if missing."""
+    home = absolute(directory)
+    if not home.exists():
+        _write_records(home, images, labels)
+    return MapSource(RecordSource(str(home / "train-*.tfrecord"), RECORD_SPEC), scale)
+
+
+def scale(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Convert pixels from 0 to 16 to numbers from 0 to 1."""
+    return batch | {"image": batch["image"].astype(np.float32) / 16}
+
+
+def _write_records(home: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    """Write to another directory and rename it: other processes see all files or none."""
+    aside = home.with_name(f"{home.name}.{uuid.uuid4().hex}")
+    with RecordWriter(aside / "train.tfrecord", shard_records=RECORDS_PER_FILE) as writer:
+        for image, label in zip((images * 16).astype(np.uint8), labels, strict=True):
+            writer.write(encode_example({"image": image.tobytes(), "label": label}))
+    try:
+        aside.rename(home)
+    except OSError:
+        shutil.rmtree(aside)
+        if not home.exists():  # else another process was first
+            raise
 
 
 def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:

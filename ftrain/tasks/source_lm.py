@@ -1,4 +1,4 @@
-"""A language model of Python source: bytes of the standard library's own files, predicted one by one."""
+"""A language model of Python source: predicts the bytes of the standard library's files."""
 
 import functools
 import hashlib
@@ -31,11 +31,11 @@ def source_lm(
     evaluation_windows: int = 1024,
     sample_bytes: int = 120,
 ) -> Task:
-    """Predict the next byte; evaluation measures bits per byte on files held out, and writes a few lines.
+    """Predict the next byte; evaluation measures bits per byte on held-out files, with a sample.
 
     Args:
-      context: bytes that a prediction can look back on.
-      evaluation_windows: windows of `context` bytes, spread evenly over the files held out.
+      context: the number of bytes that a prediction depends on.
+      evaluation_windows: the number of windows, spread evenly over the held-out files.
       sample_bytes: length of the text that each evaluation writes; 0 for none.
     """
     sizes = {"width": width, "layers": layers, "heads": heads, "context": context}
@@ -97,12 +97,12 @@ def _cross_entropy(logits, params: Tree, tokens: jax.Array) -> jax.Array:
 
 
 def _write(logits, params: Tree, *, context: int, length: int) -> jax.Array:
-    """`length` bytes that follow the prompt, drawn one by one; always the same draw for the same parameters."""
+    """Draw `length` bytes that follow the prompt; the same for the same parameters."""
     prompt = jnp.frombuffer(PROMPT, jnp.uint8).astype(jnp.int32)
     text = jnp.zeros(length + len(PROMPT), jnp.int32).at[: len(PROMPT)].set(prompt)
 
     def extend(at: jax.Array, text: jax.Array) -> jax.Array:
-        # The model sees the last `context` bytes; before there are so many, what lies behind `at` is not looked at.
+        # The model sees the last `context` bytes. With fewer, those after `at` are not used.
         start = jnp.maximum(at - context, 0)
         window = jax.lax.dynamic_slice(jnp.pad(text, (0, context)), (start,), (context,))
         scores = logits(params, window[None])[0, at - start - 1]

@@ -1,4 +1,4 @@
-"""A task: all that a config needs to know of a model and its data."""
+"""A task: a model and its data, as a config trains them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,14 +13,16 @@ from ftrain.tree import Tree
 
 @dataclass(frozen=True)
 class Task:
-    """A function that answers with a Task can be named in a config; its keyword arguments are the keys of `[model]`.
+    """What a config trains.
+
+    A config names a function that returns a Task; `[model]` holds its keyword arguments.
 
     Args:
       init: rng -> parameters.
-      source: the examples to train on; `[data]` says how they are batched.
-      evaluate: parameters -> what is measured on other examples.
-      input: what a config cannot say of the pipeline, for instance `{"pad": {"tokens": Pad(64)}}`; "buckets" and
-        "transform" may be there too.
+      source: the examples to train on; `[data]` defines the batches.
+      evaluate: parameters -> metrics on held-out examples.
+      input: arguments of the pipeline that a config cannot hold: "pad", for instance
+        `{"tokens": Pad(64)}`, "buckets" and "transform".
     """
 
     init: Callable[[jax.Array], Tree]

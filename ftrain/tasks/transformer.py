@@ -1,4 +1,4 @@
-"""A decoder-only transformer in plain JAX: pre-norm blocks, rotary positions, tied embeddings, token shift."""
+"""A decoder-only transformer: pre-norm blocks, rotary positions, tied embeddings, token shift."""
 
 import jax
 import jax.numpy as jnp

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ftrain.cluster.mesh import BATCH_AXES, MODEL
 from ftrain.data import Piece
 from ftrain.data.shapes import check_integers
+from ftrain.gradients.clipping import shard_global_norm
 from ftrain.gradients.replicas import Axis
-from ftrain.gradients.sharing import shared_over
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
 from ftrain.training.state import TrainState
@@ -160,7 +160,7 @@ def compile_step(
 def _sharing(step: Callable[[S, Batch], M], mesh: Mesh) -> Callable[[S, Batch], M]:
     @functools.wraps(step)
     def traced(state: S, batch: Batch) -> M:
-        with shared_over(mesh):
+        with shard_global_norm(mesh):
             return step(state, batch)
 
     return traced

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ftrain.cluster import ClusterError, Company, MismatchError, batch_shard, membership
+from ftrain.cluster import ClusterError, MismatchError, ProcessGroup, batch_shard, membership
 from ftrain.data import Pipeline
-from ftrain.launching.contract import CLUSTER
+from ftrain.launching.protocol import CLUSTER
 
 LIMIT = 300.0  # seconds that one process waits for another; a first step may have to be compiled
 MOST_SHOWN = 1 << 20  # characters of a program, to find out where it differs
@@ -27,11 +27,11 @@ class Consensus:
     process to process, is the first one's; it moves on at steps that are decided on in the same way.
     """
 
-    def __init__(self, company: Company):
-        self.company = company
+    def __init__(self, group: ProcessGroup):
+        self.group = group
         self.interrupted = False
         self.reason: str | None = None  # for the stop that was decided on
-        self._run: int | None = None  # which one of this company it is, once it has begun
+        self._run: int | None = None  # which one of this group it is, once it has begun
         self._early: dict | None = None  # what was asked for before that
         self._changed = threading.Condition()
         self._count = 0  # the newest step that this process has begun
@@ -42,8 +42,8 @@ class Consensus:
 
     def begin(self, count: int, now: float) -> float:
         """All start, from the same step; the answer is the time that it is for all."""
-        self._run = self.company.take_part(self)  # before the others can decide anything
-        told = self.company.gather("the first step", [count, now], LIMIT)
+        self._run = self.group.take_part(self)  # before the others can decide anything
+        told = self.group.gather("the first step", [count, now], LIMIT)
         different = [
             f"process {index} from step {step}"
             for index, (step, _) in enumerate(told)
@@ -66,7 +66,7 @@ class Consensus:
             if self._asked or self._last is not None:
                 return
             self._asked = True
-            proposal = {"stop": reason, "interrupted": interrupted, "by": self.company.index}
+            proposal = {"stop": reason, "interrupted": interrupted, "by": self.group.index}
             if self._run is None:
                 self._early = proposal
                 return
@@ -99,7 +99,7 @@ class Consensus:
         """What time it is for hooks that are due after `step`; where it is `wanted` that it moves on, it will."""
         agreed = self.time(step)
         if (
-            agreed < wanted <= now and self.company.is_chief and not self._ticking
+            agreed < wanted <= now and self.group.is_chief and not self._ticking
         ):  # the others wait for the first
             self._ticking = True
             self._propose({"time": now})
@@ -107,7 +107,7 @@ class Consensus:
 
     def all_have(self, what: str, examples: int | None) -> bool:
         """Whether every process has data, in parts that are equally long."""
-        told = self.company.gather(what, examples, LIMIT)
+        told = self.group.gather(what, examples, LIMIT)
         if None in told:
             return False
         if len({*told}) > 1:
@@ -135,7 +135,7 @@ class Consensus:
                 self._ticking = False
             elif self._last is None:
                 self._last, self.interrupted = step, proposal["interrupted"]
-                is_other = proposal["by"] != self.company.index and self.interrupted
+                is_other = proposal["by"] != self.group.index and self.interrupted
                 self.reason = proposal["stop"] + (
                     f" at process {proposal['by']}" if is_other else ""
                 )
@@ -143,7 +143,7 @@ class Consensus:
             self._changed.notify_all()
 
     def _propose(self, proposal: dict) -> None:
-        self.company.propose(proposal | {"run": self._run})
+        self.group.propose(proposal | {"run": self._run})
 
     def _wait(self) -> None:
         while self._holding or (self._asked and self._last is None):
@@ -153,15 +153,15 @@ class Consensus:
                 )
 
 
-def check_program(company: Company, step: int, text: str) -> None:
+def check_program(group: ProcessGroup, step: int, text: str) -> None:
     """All processes have to run the same program: with different ones they would wait for each other for ever."""
     own = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    told = company.gather(f"the program of step {step}", own, LIMIT)
+    told = group.gather(f"the program of step {step}", own, LIMIT)
     if len({*told}) == 1:
         return
     index = next(index for index, digest in enumerate(told) if digest != told[0])
-    shown = text[:MOST_SHOWN] if company.index in (0, index) else ""
-    lines = [each.splitlines() for each in company.gather("programs that differ", shown, LIMIT)]
+    shown = text[:MOST_SHOWN] if group.index in (0, index) else ""
+    lines = [each.splitlines() for each in group.gather("programs that differ", shown, LIMIT)]
     pairs = itertools.zip_longest(lines[index], lines[0], fillvalue="")
     here, there = next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
     raise MismatchError(
@@ -170,16 +170,14 @@ def check_program(company: Company, step: int, text: str) -> None:
     )
 
 
-def check_company(company: Company | None, mesh: Mesh | None) -> None:
+def check_group(group: ProcessGroup | None, mesh: Mesh | None) -> None:
     """A process that was started as one of several must not train on its own by mistake."""
-    if company is not None and company.count > 1:
+    if group is not None and group.count > 1:
         return
-    way_out = (
-        "with ftrain.cluster.connect() as company: ...  and give it to the loop, company=company"
-    )
+    way_out = "with ftrain.cluster.connect() as group: ...  and give it to the loop, group=group"
     if mesh is not None and mesh.is_multi_process:
         raise ValueError(
-            f"the mesh has devices of other processes, but the loop has no company: {way_out}"
+            f"the mesh has devices of other processes, but the loop has no group: {way_out}"
         )
     if CLUSTER in os.environ and jax.process_count() == 1 and (member := membership()) is not None:
         raise ValueError(

@@ -64,7 +64,7 @@ def write_crash(run: Path, error: Exception, past: PastStep) -> Crash:
     notes = [*_keep_batch(beside, past)]
     state = _state_before(past, notes)
     if state is not None:
-        CheckpointManager(beside / _STATE, may_be_infinite=[".*"]).save(int(state.step), state)
+        CheckpointManager(beside / _STATE, allow_nonfinite=[".*"]).save(int(state.step), state)
     facts = {
         "step": past.step,
         "error": type(error).__name__,

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from ftrain.cluster import Company, PeerLostError, Sharding
+from ftrain.cluster import PeerLostError, ProcessGroup, Sharding
 from ftrain.coordination import Coordinator, call_all
 from ftrain.data import Piece, Pipeline
 from ftrain.data.shapes import ShapeWatch
 from ftrain.training.compiled_step import CompiledStep, Parallel, spread, use_compilation_cache
-from ftrain.training.consensus import Consensus, check_company, check_program, check_shards
+from ftrain.training.consensus import Consensus, check_group, check_program, check_shards
 from ftrain.training.feed import FINISHED, Feed
 from ftrain.training.fusion import Fuse, Fuser, Taken
 from ftrain.training.hook import DATA_ENDED, Hook, Report, check_hooks, feed_batch
@@ -61,7 +61,7 @@ class Loop:
       recoveries: how often, without getting further, a run restarts from the newest checkpoint, or
         from its initial state, after a transient runtime error ("ABORTED", "UNAVAILABLE").
       clock: returns the time in seconds for triggers and reports.
-      company: the other processes of the job. All of them make and enter the same loop, and stop
+      group: the other processes of the job. All of them make and enter the same loop, and stop
         after the same step. Steps are not fused then, and errors are not recovered from: the job is
         restarted as a whole.
       straggler_timeout: seconds that a step waits for the data of this process. Then the step runs
@@ -84,12 +84,12 @@ class Loop:
         parallel: Parallel = "jit",
         recoveries: int = 3,
         clock: Callable[[], float] = time.monotonic,
-        company: Company | None = None,
+        group: ProcessGroup | None = None,
         straggler_timeout: float | None = None,
     ):
         use_compilation_cache()
-        check_company(company, mesh)
-        self._consensus = Consensus(company) if company is not None and company.count > 1 else None
+        check_group(group, mesh)
+        self._consensus = Consensus(group) if group is not None and group.count > 1 else None
         if self._consensus is not None:
             check_shards(data, mesh)
             fuse, recoveries = 1, 0
@@ -100,7 +100,7 @@ class Loop:
                 'straggler_timeout needs parallel="shard_map": replicas that can be left out'
             )
         check_hooks(hooks)
-        is_chief = company is None or company.is_chief
+        is_chief = group is None or group.is_chief
         self.timing = Timing()
         hooks = sorted(
             hooks, key=lambda hook: hook.saves_state
@@ -291,7 +291,7 @@ class Loop:
             except Exception as error:
                 if (
                     self._consensus is not None
-                    and (cause := self._consensus.company.explain(error)) is not error
+                    and (cause := self._consensus.group.explain(error)) is not error
                 ):
                     raise cause from None
                 if not self._feed.can_resume or not self._recoveries.allow(error, self._count):
@@ -387,7 +387,7 @@ class Loop:
             with self.timing.measure("compiling"):
                 lowered = self._compiled.lower(self.state, piece)
                 if self._consensus is not None:
-                    check_program(self._consensus.company, self._count + 1, lowered.as_text())
+                    check_program(self._consensus.group, self._count + 1, lowered.as_text())
                 self._compiled.finish(piece, lowered)
         started = clock()
         with self._shield:
@@ -503,7 +503,7 @@ class Loop:
     def _close(self, error: BaseException | None) -> None:
         """Close everything. An error in it never hides the error that ended the run."""
         if error is not None and self._consensus is not None:
-            self._consensus.company.fail(
+            self._consensus.group.fail(
                 error
             )  # first, because others may wait for this process, and it for them
         closing: list[Callable[[], None]] = [self._feed.close]

@@ -9,7 +9,7 @@ NAN_IF_UNKNOWN = frozenset({"learning_rate"})  # a NaN of these means "unknown",
 class UnknownMetricError(KeyError):
     """A metric that the step does not compute."""
 
-    comes_again = True  # a restart would meet it again
+    retryable = False  # a restart would repeat it
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would show it in quotes

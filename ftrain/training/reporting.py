@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from ftrain.launching.contract import Done, Failed, Progress, Stopped
+from ftrain.launching.protocol import Done, Failed, Progress, Stopped
 from ftrain.launching.reporter import Reporter, reporter_of_this_process
 from ftrain.training.hook import Hook, Report
 from ftrain.training.metrics import Metrics
@@ -23,31 +23,32 @@ class ProgressReport(Hook):
 
     def begin(self, report: Report) -> None:
         self.reporter.doing = lambda: self._timing.doing
-        self.reporter.move(report.step)
-        self.reporter.say(Progress(report.step, self.reporter.steps))
+        self.reporter.set_step(report.step)
+        self.reporter.send(Progress(report.step, self.reporter.steps))
 
     def watch(self, metrics: Metrics) -> None:
         now = time.monotonic()
         if now - self._looked > _EVERY and "loss" in metrics.names:
             self._looked, self._loss = now, float(metrics.column("loss")[-1])
-        self.reporter.move(metrics.last, self._loss)
+        self.reporter.set_step(metrics.last, self._loss)
 
     def end(self, report: Report) -> None:
-        self.reporter.move(report.step)
+        self.reporter.set_step(report.step)
         if report.interrupted and report.stop_reason is not None:
-            self.reporter.say(Stopped(report.stop_reason.partition(" ")[0]))
+            self.reporter.send(Stopped(report.stop_reason.partition(" ")[0]))
         else:
-            self.reporter.say(Done(report.step))
+            self.reporter.send(Done(report.step))
 
     def close(self) -> None:
         self.reporter.doing = lambda: "starting"  # whatever comes after the run
 
     def failed(self, error: Exception, past: PastStep | None) -> None:
-        message, comes_again = str(error).partition("\n")[0], getattr(error, "comes_again", False)
-        self.reporter.say(
+        message = str(error).partition("\n")[0]
+        retryable = getattr(error, "retryable", True)
+        self.reporter.send(
             Progress(self._taken(), self.reporter.steps)
         )  # what it told last may be long ago
-        self.reporter.say(Failed(type(error).__name__, message, retry=not comes_again))
+        self.reporter.send(Failed(type(error).__name__, message, retry=retryable))
 
 
 def with_progress(hooks: Sequence[Hook], timing: Timing, taken: Callable[[], int]) -> list[Hook]:

@@ -16,8 +16,8 @@ from ftrain.gradients import (
     update_with_rows,
 )
 from ftrain.gradients.accumulation import Differentiated
+from ftrain.gradients.conditional_update import check_transform
 from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
-from ftrain.gradients.skipping import check_transform
 from ftrain.hyperparameters import check_count, check_fraction
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters

@@ -69,7 +69,7 @@ class Stopping:
         self.ask(DATA_ENDED)
         if self._consensus is not None and not self._consensus.is_over(step, wait=True):
             raise MismatchError(
-                f"the data of process {self._consensus.company.index} end after step {step}, and others have begun a "
+                f"the data of process {self._consensus.group.index} end after step {step}, and others have begun a "
                 "later one; all processes need the same number of batches"
             )
 

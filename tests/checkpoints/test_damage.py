@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from orbax.checkpoint import v1 as ocp
 
 from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, open_reader, verify
-from ftrain.checkpoints.digests import crc32c_of
-from ftrain.checkpoints.layout import leaf_specs
-from ftrain.checkpoints.manifest import as_text
-from ftrain.checkpoints.reading import LARGE
+from ftrain.checkpoints.array_values import crc32c_of
+from ftrain.checkpoints.manifest import format_manifest
+from ftrain.checkpoints.orbax_layout import leaf_specs
+from ftrain.checkpoints.restore import LARGE
 
 
 def tree(value: float = 1.0):
@@ -151,7 +151,7 @@ def check_damage(saved, tmp_path, seed, damage, everywhere):
         restored = CheckpointManager(directory).restore(like=tree())
     fell_back = is_same(restored, tree(1.0))
     assert fell_back or is_same(restored, tree(2.0))
-    assert fell_back == any("going on from step 1" in str(each.message) for each in told)
+    assert fell_back == any("resuming from step 1" in str(each.message) for each in told)
     assert not fell_back or bad == [2]
 
 
@@ -222,9 +222,7 @@ def test_the_warning_says_what_was_lost(directory):
     ) as told:
         restored = CheckpointManager(directory).restore(like=tree())
     assert is_same(restored, tree(1.0))
-    assert "going on from step 1: what was learned in the 1 steps after it is lost" in str(
-        told[0].message
-    )
+    assert "resuming from step 1: the 1 steps after it are lost" in str(told[0].message)
 
 
 def test_when_all_are_damaged_the_newest_is_told(directory):
@@ -384,7 +382,7 @@ def rewrite_manifest(path: Path, change) -> None:
     """A manifest that somebody else made, with a checksum that is right."""
     contents = json.loads((path / "manifest.json").read_text())["manifest"]
     change(contents)
-    (path / "manifest.json").write_text(as_text(contents))
+    (path / "manifest.json").write_text(format_manifest(contents))
 
 
 @pytest.mark.parametrize("use_zarr3", [False, True])

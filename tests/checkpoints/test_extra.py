@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, SaveError, verify
-from ftrain.checkpoints.extra import decode, encode
-from ftrain.checkpoints.manifest import Manifest, read_manifest
+from ftrain.checkpoints.manifest import Manifest, decode_extra, encode_extra, read_manifest
 
 TREE = {"w": jnp.arange(4.0)}
 VALUES = st.recursive(
@@ -29,8 +28,8 @@ def forbid(constant):
 @settings(max_examples=25)
 @given(values=st.dictionaries(st.text().filter(lambda key: key != "$float"), VALUES))
 def test_what_is_stored_comes_back_through_strict_json(values):
-    text = json.dumps(encode(values), allow_nan=False)
-    assert decode(json.loads(text, parse_constant=forbid)) == values
+    text = json.dumps(encode_extra(values), allow_nan=False)
+    assert decode_extra(json.loads(text, parse_constant=forbid)) == values
 
 
 def test_extra_values_are_stored_with_their_checkpoint(tmp_path):
@@ -121,7 +120,7 @@ def test_the_step_that_was_restored_is_not_the_damaged_one(tmp_path):
         manager.save(1, TREE, extra={"looks": 1})
         manager.save(2, TREE, extra={"looks": 2})
     (tmp_path / "2" / "manifest.json").write_text("{}")
-    manager = CheckpointManager(tmp_path, tell=lambda text: None)
+    manager = CheckpointManager(tmp_path, on_warning=lambda text: None)
     manager.restore(TREE)
     assert manager.extra(manager.restored) == {"looks": 1}
 
@@ -172,7 +171,7 @@ def test_a_disk_that_cannot_be_written_is_a_failed_save(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ftrain.checkpoints.keeping.sync", fail)
+    monkeypatch.setattr("ftrain.storage.sync", fail)
     with pytest.raises(SaveError, match=r"the metrics of .*1 were not completed: .*No space left"):
         manager.complete(1, metrics={"score": 1.0})
     assert verify(tmp_path / "1") == []

@@ -95,7 +95,7 @@ def test_a_file_that_may_not_grow_is_a_clear_error_and_what_was_saved_stays(tmp_
     message, steps = done.stdout.splitlines()
     assert message.startswith(f"{tmp_path}/2 was not saved: ")
     assert "File too large" in message
-    assert message.endswith("checkpoints that are still there: 1")
+    assert message.endswith("remaining checkpoints: 1")
     assert steps == "[1, 3]"
     assert "Traceback" not in done.stderr
     assert verify(tmp_path / "1") == verify(tmp_path / "3") == []
@@ -165,9 +165,7 @@ def test_a_run_on_a_full_disk_ends_or_goes_on_as_its_config_says(small_disk, on_
     )
     said = done.stderr if on_error == "stop" else done.stdout
     assert done.returncode == (1 if on_error == "stop" else 0), done.stderr
-    assert (
-        "was not saved: No space left on device; checkpoints that are still there: 20, 40" in said
-    )
+    assert "was not saved: No space left on device; remaining checkpoints: 20, 40" in said
     assert len(done.stderr.splitlines()) <= 2, done.stderr
     steps = CheckpointManager(small_disk / "run" / "checkpoints").steps()
     assert steps[:2] == [20, 40]
@@ -179,7 +177,7 @@ def test_a_disk_that_can_only_be_read_is_a_clear_error(small_disk):
     manager.save(1, {"x": np.ones(10)})
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(
-        SaveError, match=r"2 was not saved: .*Read-only file system.*still there: 1"
+        SaveError, match=r"2 was not saved: .*Read-only file system.*remaining checkpoints: 1"
     ):
         manager.save(2, {"x": np.ones(10)})
     assert verify(small_disk / "1") == []
@@ -194,7 +192,7 @@ def test_a_directory_that_is_gone_is_a_clear_error(tmp_path):
     with CheckpointManager(tmp_path / "checkpoints") as manager:
         save_and_wait(manager, 1)
         (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
-        with pytest.raises(SaveError, match=r"2 was not saved: .*checkpoints is no longer there"):
+        with pytest.raises(SaveError, match=r"2 was not saved: .*checkpoints no longer exists"):
             save_and_wait(manager, 2)
         assert not (tmp_path / "checkpoints").exists()
         (tmp_path / "elsewhere").rename(tmp_path / "checkpoints")

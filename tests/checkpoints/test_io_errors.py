@@ -78,9 +78,9 @@ def test_a_part_of_a_checkpoint_that_cannot_be_listed_is_not_missing(directory, 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_save_that_fails_for_a_while_is_done_again(directory, monkeypatch, code):
-    import ftrain.checkpoints.writing as writing
+    import ftrain.checkpoints.writer as writer
 
-    monkeypatch.setattr(writing, "sync", Failing(writing.sync, "manifest.ocdbt", 2, code))
+    monkeypatch.setattr(writer, "sync", Failing(writer.sync, "manifest.ocdbt", 2, code))
     manager = CheckpointManager(directory)
     manager.save(3, {"w": TREE["w"] + 2})
     assert verify(directory / "3") == []
@@ -89,12 +89,12 @@ def test_a_save_that_fails_for_a_while_is_done_again(directory, monkeypatch, cod
 
 
 def test_a_save_that_keeps_failing_is_an_error_that_may_pass(directory, monkeypatch):
-    import ftrain.checkpoints.writing as writing
+    import ftrain.checkpoints.writer as writer
 
     monkeypatch.setenv(TIMEOUT, "0")
-    monkeypatch.setattr(writing, "sync", Failing(writing.sync, "manifest.ocdbt", 10**6))
+    monkeypatch.setattr(writer, "sync", Failing(writer.sync, "manifest.ocdbt", 10**6))
     with pytest.raises(
-        SaveError, match=r"was not saved: .*Stale.*; checkpoints that are still there: 1, 2"
+        SaveError, match=r"was not saved: .*Stale.*; remaining checkpoints: 1, 2"
     ) as caught:
         CheckpointManager(directory).save(3, TREE)
     assert is_transient(caught.value)

@@ -18,7 +18,7 @@ from ftrain.checkpoints import (
     SaveError,
     verify,
 )
-from ftrain.checkpoints import reading as reading_room
+from ftrain.checkpoints import restore as restore_room
 
 
 def tree(value: float = 1.0):
@@ -35,9 +35,9 @@ def test_two_managers_write_one_after_the_other(tmp_path):
 
 
 def test_what_was_taken_away_while_it_was_written_is_not_called_saved(tmp_path, monkeypatch):
-    from ftrain.checkpoints import writing
+    from ftrain.checkpoints import writer
 
-    describe = writing._describe
+    describe = writer._describe
 
     def slowly(held):
         time.sleep(0.5)
@@ -47,7 +47,7 @@ def test_what_was_taken_away_while_it_was_written_is_not_called_saved(tmp_path, 
 
     manager = CheckpointManager(tmp_path, keep=1)
     manager.save(1, tree())
-    monkeypatch.setattr(writing, "_describe", slowly)
+    monkeypatch.setattr(writer, "_describe", slowly)
     with pytest.raises(SaveError, match="2 was not saved"):
         manager.save(2, {f"{n}": np.random.default_rng(n).random(5000) for n in range(5)})
     assert manager.steps() == [1]
@@ -71,7 +71,7 @@ def test_a_reader_beside_a_writer_that_deletes_always_finds_one(tmp_path):
     read = set()
     try:
         while writer.poll() is None:
-            value = CheckpointManager(tmp_path, tell=pytest.fail).restore(
+            value = CheckpointManager(tmp_path, on_warning=pytest.fail).restore(
                 like={"x": np.zeros(1000)}
             )["x"]
             assert (value == value[0]).all()
@@ -130,7 +130,7 @@ def test_a_failure_while_verifying_is_not_taken_for_success(tmp_path, monkeypatc
     def fail(value, leaf):
         raise MemoryError("no room to look")
 
-    monkeypatch.setattr(reading_room, "is_as_saved", fail)
+    monkeypatch.setattr(restore_room, "has_saved_values", fail)
     with pytest.raises(MemoryError):
         CheckpointManager(tmp_path).restore(like={"large": np.ones(500_000)})
 
@@ -201,7 +201,7 @@ def test_what_plain_orbax_wrote_is_verified_as_far_as_it_can_be_read(tmp_path):
 
 
 def test_a_suspect_that_was_being_replaced_is_put_in_order(tmp_path):
-    manager = CheckpointManager(tmp_path, tell=lambda text: None)
+    manager = CheckpointManager(tmp_path, on_warning=lambda text: None)
     manager.save(5, {"x": jnp.array(jnp.nan)})
     (tmp_path / "5.suspect").rename(tmp_path / "5.suspect.replaced")
     CheckpointManager(tmp_path).save(6, tree())

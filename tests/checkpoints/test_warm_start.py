@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from memories import Memory, empty_params, floats, old_checkpoint, values
+from memory_checkpoint import Memory, empty_params, floats, old_checkpoint, values
 
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.vocabulary import VocabInfo
@@ -48,7 +48,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_the_names_there_are(par
     with pytest.raises(CheckpointError, match=r"no leaf matches \[\]"):
         warm_start(params, checkpoint, vars_to_warm_start=[])
     with pytest.raises(
-        CheckpointError, match=r"vars_to_warm_start has '\(', which is no regular expression"
+        CheckpointError, match=r"vars_to_warm_start has '\(', which is not a regular expression"
     ):
         warm_start(params, checkpoint, vars_to_warm_start="(")
 
@@ -89,10 +89,10 @@ def test_a_key_that_is_no_leaf_renames_every_leaf_whose_whole_name_it_matches():
 @pytest.mark.parametrize(
     ("renames", "message"),
     [
-        ({"enc/v": "old/w"}, "enc/v were not used; enc/v is no leaf to load, nearest are enc/w"),
+        ({"enc/v": "old/w"}, "enc/v were not used; enc/v is not a leaf to load, nearest are enc/w"),
         ({"enc/w": "old/w"}, "enc/w were not used; enc/w is not among vars_to_warm_start"),
         ({"x": "y", "head": "old/b", "z": "y"}, "x, z were not used"),
-        ({"(": "y"}, r"has '\(', which is no regular expression"),
+        ({"(": "y"}, r"has '\(', which is not a regular expression"),
         ({"(.*)": r"\2"}, r"has '\(\.\*\)': '.*2': invalid group reference"),
         ({"(.*)": r"\g<other>"}, "unknown group name"),
     ],

@@ -17,7 +17,7 @@ from ftrain.checkpoints import CheckpointManager
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("run")
-    manager = CheckpointManager(home / "checkpoints", tell=lambda text: None)
+    manager = CheckpointManager(home / "checkpoints", on_warning=lambda text: None)
     for step in (100, 200, 300):
         params = {
             "dense": {"kernel": jnp.full((3, 4), step / 100), "bias": jnp.zeros(4, jnp.bfloat16)}

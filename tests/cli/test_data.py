@@ -11,8 +11,7 @@ from data_command import EVENT, damage, data, example, names, write, write_examp
 
 from ftrain import formats
 from ftrain.formats.examples.messages import encode_example, encode_sequence_example
-from ftrain.formats.examples.parsing import parse_examples
-from ftrain.formats.examples.sequences import parse_sequence_examples
+from ftrain.formats.examples.parsing import parse_examples, parse_sequence_examples
 from ftrain.formats.records.reading import read_records
 
 
@@ -82,14 +81,14 @@ def test_show_of_what_is_no_example(tmp_path):
     text = data(
         "show", write(tmp_path / "events.out.tfevents.1", [EVENT, bytes(range(40)), b"some text"])
     )
-    assert "the records are no Examples" in text
+    assert "the records are not Examples" in text
     assert "00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f ... 40 bytes" in text
     assert '"some text"' in text
     mixed = write(
         tmp_path / "mixed.tfrecord", [example(0), EVENT, encode_example({"x": 1, "none": None})]
     )
     text = data("show", mixed)
-    assert "from 3 records; 1 of them are no Examples" in text
+    assert "from 3 records; 1 of them are not Examples" in text
     assert '    # "x": its values are float or int64' in text
     assert '    # "none": it has no values' in text
     (tmp_path / "empty.tfrecord").touch()
@@ -108,7 +107,7 @@ def test_verify_finds_all_damage(tmp_path, records):
         "67 good records in 2 files, damage in 3 places of 1 file",
     ]
     worse = damage(write(tmp_path / "worse.tfrecord", [bytes(100)] * 50), *range(50, 5800, 232))
-    assert "  and 5 more, which --all tells" in data("verify", worse, code=1)
+    assert "  and 5 more, listed with --all" in data("verify", worse, code=1)
     assert data("verify", worse, "--all", code=1).count("does not match") == 25
     packed = damage(
         write(tmp_path / "packed.tfrecord.gz", [os.urandom(1000)] * 9, compression="GZIP"), 900
@@ -173,36 +172,36 @@ MISTAKES = [
     ("convert cells.csv x.tfrecord", "cells.csv: line 3 has 3 cells, the first line 2"),
     (
         "convert large.csv x.tfrecord",
-        "line 2: feature b has the value 99999999999999999999, and integers are int64",
+        "line 2: feature b has the value 99999999999999999999, beyond int64",
     ),
     ("convert beyond.csv x.tfrecord", "line 2: feature a has the value 1e+300, beyond float32"),
     ("convert quote.csv x.tfrecord", "quote.csv: line 2 cannot be read"),
-    ("convert latin.csv x.tfrecord", "latin.csv: line 3 is no UTF-8 (byte 1 is 0xe9)"),
+    ("convert latin.csv x.tfrecord", "latin.csv: line 3 is not UTF-8 (byte 1 is 0xe9)"),
     ("convert twice.csv x.tfrecord", "a second column is named a"),
     ("convert unnamed.csv x.tfrecord", "column 2 has no name"),
     ("convert empty.csv x.tfrecord", "empty.csv is empty"),
     ("convert one.csv other.csv x.tfrecord", "only one has a column a"),
-    ("convert bad.jsonl x.tfrecord", "bad.jsonl: line 2 is no JSON: Expecting value at column 7"),
-    ("convert list.jsonl x.tfrecord", "line 1 is a list, wanted an object"),
+    ("convert bad.jsonl x.tfrecord", "bad.jsonl: line 2 is not JSON: Expecting value at column 7"),
+    ("convert list.jsonl x.tfrecord", "line 1 is a list, expected an object"),
     (
         "convert changing.jsonl x.tfrecord",
-        "line 2: feature a is text, and numbers in the lines before",
+        "line 2: feature a is text, but numbers in the lines before",
     ),
     ("convert mixed.jsonl x.tfrecord", "text and numbers in one list"),
     ("convert object.jsonl x.tfrecord", "feature a is an object"),
     ("convert null.jsonl x.tfrecord", "null in a list"),
     ("convert ragged.jsonl x.tfrecord", "lists of different lengths"),
-    ("convert deep.jsonl x.tfrecord", "too deep"),
-    ("convert base64.jsonl x.tfrecord", "no base64"),
-    ("convert surrogate.jsonl x.tfrecord", "line 1: feature a is no text"),
-    ("convert name.jsonl x.tfrecord", "is no Unicode text"),
+    ("convert deep.jsonl x.tfrecord", "nested too deeply"),
+    ("convert base64.jsonl x.tfrecord", "neither text nor base64"),
+    ("convert surrogate.jsonl x.tfrecord", "line 1: feature a is neither text nor base64"),
+    ("convert name.jsonl x.tfrecord", "is not Unicode text"),
     ("convert large.jsonl x.tfrecord", "line 1: feature a has the value 9223372036854775808"),
     ("convert digits.jsonl x.tfrecord", "too many digits"),
-    ("convert bad.npz x.tfrecord", "bad.npz is no .npz file, or damaged"),
+    ("convert bad.npz x.tfrecord", "bad.npz is not an .npz file, or damaged"),
     ("convert objects.npz x.tfrecord", "array a is of dtype object"),
     ("convert lengths.npz x.tfrecord", "different lengths, {'a': 2, 'b': 3}"),
     ("convert scalar.npz x.tfrecord", "array a is a single value"),
-    ("convert surrogate.npz x.tfrecord", "array a has text that is no Unicode"),
+    ("convert surrogate.npz x.tfrecord", "array a has text that is not Unicode"),
     ("convert none.npz x.tfrecord", "none.npz has no arrays"),
     ("convert scalar.npz lengths.npz x.tfrecord", "a single value"),
     (
@@ -211,7 +210,7 @@ MISTAKES = [
     ),
     (
         "convert raw.tfrecord x.csv",
-        "record 0: feature a has bytes that are no UTF-8 text; write .jsonl",
+        "record 0: feature a has bytes that are not UTF-8 text; write .jsonl",
     ),
     ("convert raw.tfrecord x.npz", "record 0: feature a ends with a zero byte"),
     (
@@ -219,25 +218,25 @@ MISTAKES = [
         "record 1: feature a has 2 values, 1 in the records before; write .jsonl",
     ),
     ("convert missing.tfrecord x.npz", "record 1: feature b is missing"),
-    ("convert kinds.tfrecord x.npz", "record 1: feature a has another kind"),
+    ("convert kinds.tfrecord x.npz", "record 1: feature a differs in kind"),
     ("convert sequences.tfrecord x.jsonl", "record 0 is a SequenceExample"),
-    ("convert events.tfrecord x.jsonl", "record 0 is no Example"),
+    ("convert events.tfrecord x.jsonl", "record 0 is not an Example"),
     ("convert one.csv x.parquet", "known are .csv, .tsv, .jsonl, .npz, and .tfrecord"),
-    ("convert notes.txt x.tfrecord", "neither its suffix nor how it begins say what it is"),
+    ("convert notes.txt x.tfrecord", "neither its suffix nor its first bytes give a kind of file"),
     ("convert one.csv x.jsonl", "convert to .tfrecord first"),
     ("convert one.csv bad.jsonl x.tfrecord", "convert one kind at a time"),
     ("convert raw.tfrecord raw.tfrecord --overwrite", "would be read"),
     ("convert raw.tfrecord .", ". is a directory"),
     ("convert one.csv notes.txt/x.tfrecord", "notes.txt is a file, not a directory"),
-    ("convert raw.tfrecord x.csv --shard-records 2", "--shard-records is for files of records"),
+    ("convert raw.tfrecord x.csv --shard-records 2", "--shard-records is for record files"),
     ("convert raw.tfrecord x.tfrecord.gz --compression zlib", "would be GZIP by its suffix"),
     ("convert raw.tfrecord x.tfrecord --shard-records 0", "shard-records"),
-    ("convert raw.tfrecord", "wanted SOURCE... TARGET"),
+    ("convert raw.tfrecord", "expected SOURCE... TARGET"),
     ("convert nowhere.csv x.tfrecord", "there is no such file"),
     ("show nowhere.tfrecord", "nowhere.tfrecord: there is no such file"),
     ("show .", ".: is a directory"),
     ("show *.nothing", "*.nothing: matches no file"),
-    ("show notes.txt", "notes.txt is no file of records, or damaged from its first byte on"),
+    ("show notes.txt", "notes.txt is not a record file, or damaged from its first byte on"),
     ("show", "FILES"),
     (
         "index packed.tfrecord.gz",

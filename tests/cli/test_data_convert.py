@@ -249,7 +249,7 @@ def test_npz_there_and_back(tmp_path_factory, source, length, width):
 def test_a_target_is_replaced_only_if_that_is_asked_for(tmp_path, records):
     for name in ("a.tfrecord", "a.jsonl"):
         data("convert", records, tmp_path / name)
-        assert "already there" in data("convert", records, tmp_path / name, code=2)
+        assert "exists already" in data("convert", records, tmp_path / name, code=2)
         data("convert", records, records.parent / name, "--overwrite")
     data("convert", records, tmp_path / "new" / "s.tfrecord", "--shard-records", 9)
     assert "shards of" in data(
@@ -279,10 +279,7 @@ def test_damage_leaves_nothing_behind(tmp_path, target, options):
     )
     text = data("convert", bad, tmp_path / target, *options, code=1)
     assert "is damaged" in text
-    assert (
-        text.splitlines()[1]
-        == f"`ftrain data verify {bad}` tells what is damaged in it and what is not"
-    )
+    assert text.splitlines()[1] == f"`ftrain data verify {bad}` lists what is damaged in it"
     assert names(tmp_path) == ["bad.tfrecord"]
 
 

@@ -89,7 +89,7 @@ def test_names_of_members_are_shown_in_one_line_and_stand_for_one_array(tmp_path
         archive(path, [("a.npy", array), ("a", array)])
     )
     assert "or one has none" in refused(archive(path, {".npy": array}))
-    assert "no Unicode text" not in data(
+    assert "not Unicode text" not in data(
         "convert", archive(path, {"é.npy": array}), tmp_path / "x.tfrecord"
     )
 

@@ -12,8 +12,8 @@ import typer
 from command import environment, run, start, wait_until, write_config
 from processes import HANDLED
 
-from ftrain.cli import killing
-from ftrain.cli.killed_group import open_group
+from ftrain.cli import kill_test
+from ftrain.cli.kill_test import open_group
 from ftrain.cli.verify_resume import verify_resume
 
 # A program that plays `ftrain train` in step with one other, without any jax. FIRST and DEED are what
@@ -86,12 +86,12 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
 @pytest.mark.campaign
 def test_too_few_steps_for_the_kills_is_said(tmp_path, monkeypatch, capsys):
     def be_too_late(self, group, *_):
-        while group.is_whole:
-            group.look(0.01)
+        while group.is_complete:
+            group.poll(0.01)
         return False
 
     for waiting in ("_wait_for_step", "_wait_for_save"):
-        monkeypatch.setattr(killing.Killer, waiting, be_too_late)
+        monkeypatch.setattr(kill_test.KillTest, waiting, be_too_late)
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     handlers = {number: signal.getsignal(number) for number in HANDLED}
@@ -196,7 +196,7 @@ def test_of_a_group_that_is_left_by_an_exception_nobody_stays(tmp_path):
 
     def be_interrupted():
         with open_group(command, 3, tmp_path / "output.txt") as group:
-            assert group.is_whole
+            assert group.is_complete
             assert len(processes_of(tmp_path)) == 3
             raise KeyboardInterrupt
 
@@ -212,7 +212,7 @@ def test_who_has_ended_before_was_not_killed(tmp_path):
     with open_group([sys.executable, "-c", program], 3, tmp_path / "output.txt") as group:
         assert group.wait(60) == []
         assert [group.kill_one(rank) for rank in range(3)] == [False] * 3
-        assert [account.code for account in group.accounts] == [0, 1, 2]
+        assert [status.returncode for status in group.statuses] == [0, 1, 2]
 
 
 @pytest.fixture
@@ -227,9 +227,11 @@ def pretend(tmp_path, monkeypatch, capsys):
         program = tmp_path / "pretender.py"
         program.write_text(PRETENDER.replace("FIRST", first).replace("DEED", deed))
         monkeypatch.setattr(
-            killing, "train_command", lambda *given: [sys.executable, str(program), str(given[-1])]
+            kill_test,
+            "train_command",
+            lambda *given: [sys.executable, str(program), str(given[-1])],
         )
-        monkeypatch.setattr(killing, "PATIENCE", patience)
+        monkeypatch.setattr(kill_test, "PATIENCE", patience)
         config = write_config(tmp_path, steps=100, every=10)
         with pytest.raises(typer.Exit) as ended:
             verify_resume(config, kills=2, processes=2, seed=0, directory=tmp_path / "proof")

@@ -7,13 +7,13 @@ import ftrain
 
 
 def main() -> None:
-    with ftrain.cluster.connect(limit=30) as company:
+    with ftrain.cluster.connect(limit=30) as group:
         mesh = ftrain.cluster.make_mesh()
         data = regression.sharded(mesh)
 
         def loss_fn(params, batch, rng):
             loss, metrics = regression.loss_fn(params, batch, rng)
-            return loss * jnp.float32(1 + company.index), metrics
+            return loss * jnp.float32(1 + group.index), metrics
 
         optimizer = ftrain.optimizers.gradient_descent(0.1)
         ftrain.train(
@@ -23,7 +23,7 @@ def main() -> None:
             optimizer=optimizer,
             steps=5,
             mesh=mesh,
-            company=company,
+            group=group,
         )
 
 

@@ -20,17 +20,17 @@ def batches(rank: int, count: int):
 def main(directory: str, *counts: str) -> None:
     member = membership()
     assert member is not None
-    with connect(member.spec, member.job, member.index, limit=30) as company:
+    with connect(member.spec, member.job, member.index, limit=30) as group:
         optimizer = ftrain.optimizers.gradient_descent(0.1)
         state = ftrain.TrainState.create(regression.init_params(), optimizer)
         step = ftrain.make_step(regression.loss_fn, optimizer)
-        data = batches(company.index, int(counts[company.index]))
-        if len(counts) > company.count:
+        data = batches(group.index, int(counts[group.index]))
+        if len(counts) > group.count:
             data = ftrain.data.Pipeline(
                 ftrain.data.ArraySource(regression.make_arrays()), batch_size=8
             )
         with ftrain.Run(
-            step, state, data, directory=directory, mesh=make_mesh(), company=company
+            step, state, data, directory=directory, mesh=make_mesh(), group=group
         ) as run:
             while not run.should_stop():
                 run.advance()

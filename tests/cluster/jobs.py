@@ -14,7 +14,7 @@ from command import environment, write_config
 from processes import start_process
 
 from ftrain.checkpoints import open_reader
-from ftrain.launching.ports import free_addresses
+from ftrain.launching.child_environment import free_addresses
 
 LIMIT = 150.0  # seconds; a test that needs them has failed
 

@@ -28,7 +28,7 @@ class Interrupting(ftrain.Hook):
 
 def main() -> None:
     directory = Path(sys.argv[1])
-    with ftrain.cluster.connect(limit=30) as company:
+    with ftrain.cluster.connect(limit=30) as group:
         mesh = ftrain.cluster.make_mesh()
         data = regression.sharded(mesh)
         optimizer = ftrain.optimizers.gradient_descent(0.1)
@@ -44,7 +44,7 @@ def main() -> None:
             ]
             hooks += [interrupting] if number == 0 else []
             with ftrain.training.Loop(
-                step, state, data, mesh=mesh, company=company, hooks=hooks
+                step, state, data, mesh=mesh, group=group, hooks=hooks
             ) as loop:
                 interrupting.loop = loop
                 while not loop.should_stop():

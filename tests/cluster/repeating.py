@@ -6,7 +6,7 @@ import ftrain
 
 
 def main() -> None:
-    with ftrain.cluster.connect(limit=30) as company:
+    with ftrain.cluster.connect(limit=30) as group:
         mesh = ftrain.cluster.make_mesh()
         data = regression.sharded(mesh)
         optimizer = ftrain.optimizers.gradient_descent(0.1)
@@ -15,7 +15,7 @@ def main() -> None:
         for number in range(6):
             hooks = [ftrain.hooks.StopAtStep(2 + number % 3)]
             with ftrain.training.Loop(
-                step, state, data, mesh=mesh, company=company, hooks=hooks
+                step, state, data, mesh=mesh, group=group, hooks=hooks
             ) as loop:
                 while not loop.should_stop():
                     loop.advance()

@@ -8,7 +8,7 @@ import ftrain
 
 
 def main(directory: str, steps: str, rate: str, overwrite: str = "") -> None:
-    with ftrain.cluster.connect(limit=30) as company:
+    with ftrain.cluster.connect(limit=30) as group:
         mesh = ftrain.cluster.make_mesh()
         state = ftrain.train(
             regression.loss_fn,
@@ -18,7 +18,7 @@ def main(directory: str, steps: str, rate: str, overwrite: str = "") -> None:
             steps=int(steps),
             directory=directory,
             mesh=mesh,
-            company=company,
+            group=group,
             overwrite=bool(overwrite),
         )
         print("ended at", int(state.step), flush=True)

@@ -119,12 +119,12 @@ def test_the_first_that_is_there_decides():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("on", r"FTRAIN_CLUSTER is 'on'; wanted auto, @PATH"),
-        ("x" * 10_000, r"FTRAIN_CLUSTER is 'x{77}\.\.\.'; wanted"),
+        ("on", r"FTRAIN_CLUSTER is 'on'; expected auto, @PATH"),
+        ("x" * 10_000, r"FTRAIN_CLUSTER is 'x{77}\.\.\.'; expected"),
         ("{", r"FTRAIN_CLUSTER is not valid JSON"),
         ('{"a":' * 100_000, r"FTRAIN_CLUSTER is not valid JSON"),
         ("{}", r'FTRAIN_CLUSTER has no jobs under "cluster"'),
-        (json.dumps({"cluster": WORKERS}), r"FTRAIN_TASK is ''; wanted the job and the index"),
+        (json.dumps({"cluster": WORKERS}), r"FTRAIN_TASK is ''; expected the job and the index"),
         (
             json.dumps({"cluster": {"worker": [1]}}),
             r'FTRAIN_CLUSTER: "cluster": worker\.0: found 1',
@@ -136,11 +136,11 @@ def test_the_first_that_is_there_decides():
         ),
         (described(job="boss"), r"this process is boss:1, which the cluster does not have"),
         (described(job="ps"), r"this process is ps:1; parameter servers are not needed"),
-        (described(index=-1), r"\"index\" of the task is '-1'; wanted a whole number"),
+        (described(index=-1), r"\"index\" of the task is '-1'; expected a whole number"),
         (described(index=True), r"\"index\" of the task is 'True'"),
         (described(index=1.0), r"FTRAIN_CLUSTER has {.*1\.0.*} as \"task\""),
-        (described(index=[0]), r"FTRAIN_CLUSTER has .* as \"task\"; wanted such as"),
-        (described(job=None), r"FTRAIN_CLUSTER has .* as \"task\"; wanted such as"),
+        (described(index=[0]), r"FTRAIN_CLUSTER has .* as \"task\"; expected for example"),
+        (described(job=None), r"FTRAIN_CLUSTER has .* as \"task\"; expected for example"),
         (
             described({"worker": ["a:1", "a:1"]}),
             r"FTRAIN_CLUSTER: tasks worker:0 and worker:1 both have the address a:1",
@@ -174,7 +174,7 @@ def test_mistakes_in_the_task(task):
 
 def test_a_file_that_is_none(tmp_path):
     environ = {"FTRAIN_CLUSTER": f"@{tmp_path}", "FTRAIN_TASK": "worker:0"}
-    with pytest.raises(ValueError, match=r"FTRAIN_CLUSTER: .* ends in \.toml or \.json"):
+    with pytest.raises(ValueError, match=r"FTRAIN_CLUSTER: .* must end in \.toml or \.json"):
         membership(environ)
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match=r"FTRAIN_CLUSTER: .*folder\.json: cannot be read"):
@@ -221,8 +221,8 @@ def test_tf_config_of_a_process_on_its_own(config):
             described(job="evaluator", index=0),
             r"TF_CONFIG: this process is evaluator:0; start `ftrain eval RUN --follow`",
         ),
-        (json.dumps({"cluster": WORKERS}), r'TF_CONFIG has None as "task"; wanted such as'),
-        ("[]", r"TF_CONFIG is '\[\]'; wanted an object"),
+        (json.dumps({"cluster": WORKERS}), r'TF_CONFIG has None as "task"; expected for example'),
+        ("[]", r"TF_CONFIG is '\[\]'; expected an object"),
         ("worker", r"TF_CONFIG is not valid JSON"),
     ],
 )
@@ -276,7 +276,7 @@ def test_slurm_without_other_tasks(changed):
         ({"SLURM_STEP_NUM_TASKS": ""}, r"SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"),
         (
             {"SLURM_STEP_NUM_TASKS": "many"},
-            r"SLURM_STEP_NUM_TASKS is 'many'; wanted a whole number",
+            r"SLURM_STEP_NUM_TASKS is 'many'; expected a whole number",
         ),
         (
             {"SLURM_STEP_NUM_TASKS": "6"},
@@ -301,14 +301,17 @@ def test_slurm_without_other_tasks(changed):
         ),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "2(x2),"},
-            r"SLURM_STEP_TASKS_PER_NODE is '2\(x2\),'; wanted the tasks",
+            r"SLURM_STEP_TASKS_PER_NODE is '2\(x2\),'; expected the tasks",
         ),
         ({"SLURM_STEP_TASKS_PER_NODE": "2(3),1"}, r"such as 2\(x3\),1"),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "0(x999999999)"},
             r"for 999999999 nodes, but the node list has 3",
         ),
-        ({"SLURM_STEP_TASKS_PER_NODE": "999999999(x999999999)"}, r"wanted the tasks on each node"),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "999999999(x999999999)"},
+            r"expected the tasks on each node",
+        ),
     ],
 )
 def test_mistakes_of_slurm(changed, message):
@@ -348,8 +351,8 @@ def test_kubernetes_with_one_process():
         ),
         ({"JOB_COMPLETION_INDEX": "3"}, r"JOB_COMPLETION_INDEX is 3, but FTRAIN_PROCESSES is 3"),
         ({"JOB_COMPLETION_INDEX": "x"}, r"JOB_COMPLETION_INDEX is 'x'"),
-        ({"FTRAIN_PROCESSES": "0"}, r"FTRAIN_PROCESSES is 0; wanted the number of processes"),
-        ({"FTRAIN_PROCESSES": "999999999999"}, r"FTRAIN_PROCESSES is 999999999999; wanted"),
+        ({"FTRAIN_PROCESSES": "0"}, r"FTRAIN_PROCESSES is 0; expected the number of processes"),
+        ({"FTRAIN_PROCESSES": "999999999999"}, r"FTRAIN_PROCESSES is 999999999999; expected"),
         ({"FTRAIN_CHIEF": "digits-0.digits"}, r"FTRAIN_CHIEF: .*digits-0\.digits"),
         (
             {"FTRAIN_CHIEF": "digits 0:1"},

@@ -12,29 +12,31 @@ from jobs import run_group
 
 from ftrain.cluster import ClusterError, ClusterSpec, PeerLostError, connect, create_local
 from ftrain.cluster.addresses import parse_address
-from ftrain.cluster.company import Company, check_facts
+from ftrain.cluster.control_client import ControlClient
+from ftrain.cluster.control_server import ControlServer
 from ftrain.cluster.job_token import JobToken
-from ftrain.cluster.line import Line
-from ftrain.cluster.switchboard import Switchboard
-from ftrain.launching.ports import free_addresses
+from ftrain.cluster.process_group import ProcessGroup, check_facts
+from ftrain.launching.child_environment import free_addresses
 
 TOKEN = JobToken("the token of all processes", "a test")
 
 
 @pytest.fixture
 def meeting():
-    """A switchboard for three, and a function that connects to it."""
+    """A server for three, and a function that connects to it."""
     address = parse_address(free_addresses(1)[0])
-    switchboard, lines = Switchboard(address, 3, TOKEN), []
+    server, lines = ControlServer(address, 3, TOKEN), []
 
-    def come(index: int, listen=lambda message: None, count: int = 3, limit: float = 5.0) -> Line:
-        lines.append(Line(address, index, count, limit, listen, TOKEN))
+    def come(
+        index: int, listen=lambda message: None, count: int = 3, limit: float = 5.0
+    ) -> ControlClient:
+        lines.append(ControlClient(address, index, count, limit, listen, TOKEN))
         return lines[-1]
 
     yield come
     for line in lines:
-        line.hang_up()
-    switchboard.close()
+        line.disconnect()
+    server.close()
 
 
 def test_all_bring_something(meeting):
@@ -65,7 +67,7 @@ def test_who_does_not_come_is_named(meeting):
 
 def test_a_step_is_decided_on_by_all(meeting):
     counts, decided, done = [3, 7, 5], {}, threading.Barrier(4)
-    lines: dict[int, Line] = {}
+    lines: dict[int, ControlClient] = {}
 
     def listen(index):
         def hear(message):
@@ -128,7 +130,7 @@ def test_until_all_have_met_another_may_come_for_one_that_is_gone(meeting):
 def test_one_that_gives_up_before_all_have_met_is_not_counted(meeting):
     early = meeting(1)
     early.send({"gather": "the start", "value": 1, "limit": 5.0})
-    early.hang_up(agreed=False)
+    early.disconnect(agreed=False)
     lines = [meeting(0), meeting(2)]
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(line.gather, "the start", 1, 0.5) for line in lines]
@@ -140,32 +142,32 @@ def test_one_that_gives_up_before_all_have_met_is_not_counted(meeting):
 def test_a_connection_that_is_reset_is_tried_again():
     address = parse_address(free_addresses(1)[0])
     with socket.create_server(address) as ending, ThreadPoolExecutor(1) as threads:
-        coming = threads.submit(Line, address, 0, 1, 20.0, lambda message: None, TOKEN)
+        coming = threads.submit(ControlClient, address, 0, 1, 20.0, lambda message: None, TOKEN)
         accepted, _ = ending.accept()
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         accepted.close()  # with a reset, as one that ends with connections nobody has taken
         ending.close()
-        switchboard = Switchboard(address, 1, TOKEN)
+        server = ControlServer(address, 1, TOKEN)
         line = coming.result(20)
     assert line.gather("the start", 2, 5.0) == [2]
-    line.hang_up()
-    switchboard.close()
+    line.disconnect()
+    server.close()
 
 
 def test_who_comes_again_is_let_in_by_the_next_job():
     address = parse_address(free_addresses(1)[0])
-    old = Switchboard(address, 1, TOKEN)
-    forerunner = Line(address, 0, 1, 5.0, lambda message: None, TOKEN)
+    old = ControlServer(address, 1, TOKEN)
+    forerunner = ControlClient(address, 0, 1, 5.0, lambda message: None, TOKEN)
     assert forerunner.gather("the start", 1, 5.0) == [1]
     with ThreadPoolExecutor(1) as threads:
-        coming = threads.submit(Line, address, 0, 1, 20.0, lambda message: None, TOKEN)
+        coming = threads.submit(ControlClient, address, 0, 1, 20.0, lambda message: None, TOKEN)
         time.sleep(0.2)
-        forerunner.hang_up()
+        forerunner.disconnect()
         old.close()
-        new = Switchboard(address, 1, TOKEN)
+        new = ControlServer(address, 1, TOKEN)
         line = coming.result(20)
     assert line.gather("the start", 2, 5.0) == [2]
-    line.hang_up()
+    line.disconnect()
     new.close()
 
 
@@ -189,14 +191,12 @@ def test_strangers_do_no_harm(meeting, nonsense):
 
 def test_a_lost_chief_ends_a_wait():
     address = parse_address(free_addresses(1)[0])
-    switchboard = Switchboard(address, 2, TOKEN)
-    line = Line(address, 1, 2, 5.0, lambda message: None, TOKEN)
-    threading.Timer(0.2, switchboard.close).start()
-    with pytest.raises(
-        PeerLostError, match="process 0 is gone, while it was waited for at: a name"
-    ):
+    server = ControlServer(address, 2, TOKEN)
+    line = ControlClient(address, 1, 2, 5.0, lambda message: None, TOKEN)
+    threading.Timer(0.2, server.close).start()
+    with pytest.raises(PeerLostError, match="process 0 is gone, while process 1 waited at: a name"):
         line.gather("a name", None, 20.0)
-    line.hang_up()
+    line.disconnect()
 
 
 def test_a_port_in_use():
@@ -233,12 +233,12 @@ def test_a_task_that_is_not_there_and_an_address_twice():
 
 
 def test_alone():
-    with create_local() as company:
-        assert (company.index, company.count, company.is_chief) == (0, 1, True)
-        assert company.gather("anything", 5) == [5]
-        company.barrier("anything")
+    with create_local() as group:
+        assert (group.index, group.count, group.is_chief) == (0, 1, True)
+        assert group.gather("anything", 5) == [5]
+        group.barrier("anything")
     alone = connect(ClusterSpec({"worker": ["somewhere:1"]}), "worker", 0)
-    assert isinstance(alone, Company)
+    assert isinstance(alone, ProcessGroup)
     assert alone.count == 1
 
 

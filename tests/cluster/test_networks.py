@@ -51,7 +51,7 @@ def test_a_directory_that_is_not_shared_names_the_host(tmp_path):
     assert [process.returncode for process in job] == [2, 2], told
     for _, err in told:
         assert err == (
-            f"ftrain: run directory {run}: process 1 on n2 does not see there what process 0 has written "
+            f"ftrain: run directory {run}: process 1 on n2 does not see the file that process 0 has written "
             "(waited 30 s); process 0 is on n1. Choose a directory on a file system that all hosts share "
             "and may write to\n"
         )
@@ -74,7 +74,7 @@ def test_a_directory_that_is_not_shared_and_has_the_token_names_the_host_too(tmp
     assert "process 1 on n2 was refused at n1:2222: process 0 has another job token" in err
     assert f"do all hosts see the same {run}/job_token?" in err
     assert "refused a connection from 10.77.0.12:" in log
-    assert "it says that it is process 1 on n2" in log
+    assert "it claims to be process 1 on n2" in log
 
 
 @pytest.mark.parametrize("host", ["n1", "n2"])
@@ -94,7 +94,8 @@ def test_a_host_name_that_leads_to_loopback_is_found_at_the_start(tmp_path, host
         if host == "n1":
             job[1].kill()
     assert (
-        f"{host} leads to 127.0.1.1" in err or f"{host}, whose own name leads to 127.0.1.1" in err
+        f"{host} resolves to 127.0.1.1" in err
+        or f"{host}, where that name resolves to 127.0.1.1" in err
     )
     assert (
         f"in /etc/hosts of {host}, give {host} the host's network address in place of 127.0.1.1"

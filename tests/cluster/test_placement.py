@@ -135,7 +135,7 @@ def test_a_strategy_is_asked_only_about_what_it_decides():
 @pytest.mark.parametrize("chosen", [[0], [0, 1, 0], [0, 2], [-1, 0], [0.5, 0], ["0", "1"]])
 def test_a_strategy_that_answers_nonsense_is_refused(chosen):
     with pytest.raises(
-        ValueError, match=r"ps_strategy chose .* for 2 operations; wanted each a task below 2"
+        ValueError, match=r"ps_strategy chose .* for 2 operations; expected a task below 2 for each"
     ):
         devices(VARIABLES[:2], ps_tasks=2, ps_strategy=lambda operations, tasks: chosen)
 
@@ -159,7 +159,9 @@ def test_devices_that_are_none(device, message):
 
 
 def test_arguments_that_are_refused():
-    with pytest.raises(ValueError, match=r"ps_tasks is -1; wanted the number of parameter servers"):
+    with pytest.raises(
+        ValueError, match=r"ps_tasks is -1; expected the number of parameter servers"
+    ):
         replica_device_setter(ps_tasks=-1)
     with pytest.raises(TypeError, match=r"ps_strategy must be callable"):
         replica_device_setter(ps_tasks=1, ps_strategy=0)  # pyright: ignore[reportArgumentType]

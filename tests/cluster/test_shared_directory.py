@@ -4,13 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ftrain.cluster import ClusterSpec, Company, MismatchError, create_local
+from ftrain.cluster import ClusterSpec, MismatchError, ProcessGroup, create_local
 from ftrain.cluster.addresses import parse_address
+from ftrain.cluster.control_client import ControlClient
+from ftrain.cluster.control_server import ControlServer
 from ftrain.cluster.job_token import JobToken
-from ftrain.cluster.line import Line
 from ftrain.cluster.shared_directory import look_for_probe, remove_probe, write_probe
-from ftrain.cluster.switchboard import Switchboard
-from ftrain.launching.ports import free_addresses
+from ftrain.launching.child_environment import free_addresses
 
 TOKEN = JobToken("the token of all processes", "a test")
 
@@ -20,15 +20,15 @@ def group():
     """Three process groups, as three processes of one job have them."""
     addresses = free_addresses(3)
     address = parse_address(addresses[0])
-    server, lines, members = Switchboard(address, 3, TOKEN), [], []
+    server, lines, members = ControlServer(address, 3, TOKEN), [], []
     for index in range(3):
-        member = Company(ClusterSpec({"worker": addresses}), index, 3)
-        lines.append(Line(address, index, 3, 10.0, member.listen, TOKEN))
-        member.join(lines[-1], server if index == 0 else None)
+        member = ProcessGroup(ClusterSpec({"worker": addresses}), index, 3)
+        lines.append(ControlClient(address, index, 3, 10.0, member.handle, TOKEN))
+        member.attach(lines[-1], server if index == 0 else None)
         members.append(member)
     yield members
     for line in lines:
-        line.hang_up()
+        line.disconnect()
     server.close()
 
 
@@ -60,7 +60,8 @@ def test_those_that_do_not_see_it_are_named_by_all(group, tmp_path):
     assert told[0] is not None
     assert told[0].startswith(f"run directory {run}: process 2 on ")
     assert (
-        "does not see there what process 0 has written (waited 0.3 s); process 0 is on" in told[0]
+        "does not see the file that process 0 has written (waited 0.3 s); process 0 is on"
+        in told[0]
     )
     assert "Choose a directory on a file system that all hosts share" in told[0]
     assert list(run.iterdir()) == []

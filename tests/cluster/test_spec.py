@@ -76,7 +76,7 @@ def test_an_index_that_is_none_is_named(index, error):
 
 
 def test_lists_that_cannot_be():
-    with pytest.raises(ValueError, match=r"job 'idle' has no tasks .* ask num_tasks"):
+    with pytest.raises(ValueError, match=r"job 'idle' has no tasks .* check num_tasks"):
         SPEC.job_tasks("idle")
     with pytest.raises(
         IndexError, match=r"job 'worker' has a task -2, which no list can hold; use task_address"
@@ -110,8 +110,8 @@ def test_a_cluster_def_is_told_from_a_job_of_the_name_job():
     ("definition", "message"),
     [
         ([{"name": "x"}, {"name": "x"}], r"job\[1\] .* has the name 'x' of a job before it"),
-        ([{"nam": "x"}], r"job\[0\] .* has \['nam'\]; wanted name and tasks"),
-        ([{"name": 3}], r"job\[0\] .* is {'name': 3}; wanted a name"),
+        ([{"nam": "x"}], r"job\[0\] .* has \['nam'\]; expected name and tasks"),
+        ([{"name": 3}], r"job\[0\] .* is {'name': 3}; expected a name"),
         ([{"name": "x", "tasks": ["a:1"]}], r"job\[0\] .* tasks as index: address"),
         ([{"name": "x", "tasks": {"one": "a:1"}}], r"the index 'one' of a task of job 'x'"),
     ],
@@ -167,11 +167,11 @@ def test_any_json_is_a_spec_or_a_value_error(value):
     [
         ("{", r"not valid JSON"),
         ("[" * 100_000, r"not valid JSON"),
-        ('{"a": [], "a": []}', r"not valid JSON: the key 'a' stands there twice"),
-        ("[]", r"found \[\]; wanted addresses"),
-        ('{"worker": "a:1"}', r"worker: found 'a:1'; wanted addresses"),
-        ('{"worker": ["a:1", 7]}', r"worker\.1: found 7; wanted an address"),
-        ('{"worker": {"01": "a:1"}}', r"worker\.01: the index of a task is a whole number"),
+        ('{"a": [], "a": []}', r"not valid JSON: the key 'a' is given twice"),
+        ("[]", r"found \[\]; expected addresses"),
+        ('{"worker": "a:1"}', r"worker: found 'a:1'; expected addresses"),
+        ('{"worker": ["a:1", 7]}', r"worker\.1: found 7; expected an address"),
+        ('{"worker": {"01": "a:1"}}', r"worker\.01: the index of a task must be a whole number"),
         ('{"worker": {"99999999999": "a:1"}}', r"worker\.99999999999: the index"),
         ('{"worker": {"3": null}}', r"worker\.3: found None"),
     ],
@@ -198,7 +198,7 @@ def test_files(tmp_path):
     with pytest.raises(ValueError, match=r"c\.toml: 'utf-8' codec"):
         ClusterSpec.load(tmp_path / "c.toml")
     with pytest.raises(
-        ValueError, match=r"a\.yaml: the file of a cluster ends in \.toml or \.json"
+        ValueError, match=r"a\.yaml: the file of a cluster must end in \.toml or \.json"
     ):
         ClusterSpec.load(tmp_path / "a.yaml")
     with pytest.raises(FileNotFoundError, match=r"nothing\.toml"):

@@ -18,11 +18,11 @@ from jobs import LIMIT, Launched, metrics_of, run_group
 
 from ftrain.cluster import ClusterError, MismatchError
 from ftrain.cluster.addresses import parse_address
-from ftrain.cluster.control_messages import MAX_DEPTH, MAX_HANDSHAKE_LINE, MAX_LINE, decode, encode
+from ftrain.cluster.control_client import ControlClient
+from ftrain.cluster.control_protocol import MAX_DEPTH, MAX_HANDSHAKE_LINE, MAX_LINE, decode, encode
+from ftrain.cluster.control_server import MAX_LOGGED, MIN_PENDING, ControlServer
 from ftrain.cluster.job_token import FILE, JobToken, find_token
-from ftrain.cluster.line import Line
-from ftrain.cluster.switchboard import LOGGED, MIN_PENDING, Switchboard
-from ftrain.launching.ports import free_addresses
+from ftrain.launching.child_environment import free_addresses
 
 TOKEN = JobToken("the token of all processes", "a test")
 OTHER = JobToken("what a stranger tries instead", "elsewhere")
@@ -33,11 +33,11 @@ HELLO = {"hello": 1, "count": 2, "nonce": "n", "host": "h"}
 def server():
     """The address of a control server for two, whose process 0 is connected."""
     address = parse_address(free_addresses(1)[0])
-    switchboard = Switchboard(address, 2, TOKEN)
-    own = Line(address, 0, 2, 5.0, lambda message: None, TOKEN)
+    server = ControlServer(address, 2, TOKEN)
+    own = ControlClient(address, 0, 2, 5.0, lambda message: None, TOKEN)
     yield address, own
-    own.hang_up()
-    switchboard.close()
+    own.disconnect()
+    server.close()
 
 
 class Stranger:
@@ -71,12 +71,12 @@ def stranger(server):
     found.close()
 
 
-def meet(own: Line, address) -> list:
+def meet(own: ControlClient, address) -> list:
     """The second process comes, late, and both exchange a value."""
-    second = Line(address, 1, 2, 20.0, lambda message: None, TOKEN)
+    second = ControlClient(address, 1, 2, 20.0, lambda message: None, TOKEN)
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda line: line.gather("x", 7, 20.0), [own, second]))
-    second.hang_up()
+    second.disconnect()
     return found
 
 
@@ -128,7 +128,7 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
     address = parse_address(free_addresses(1)[0])
     heard = []
     with socket.create_server(address) as server, ThreadPoolExecutor(1) as threads:
-        coming = threads.submit(Line, address, 1, 2, 20.0, lambda message: None, TOKEN)
+        coming = threads.submit(ControlClient, address, 1, 2, 20.0, lambda message: None, TOKEN)
         connection, _ = server.accept()
         with connection, connection.makefile("rb") as reader:
             heard.append(decode(reader.readline()))
@@ -153,10 +153,10 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
             f"a line of more than {MAX_HANDSHAKE_LINE:,} bytes",
         ),
         (b'{"hello": ' + b"9" * 5000 + b"}\n", "a line of more than"),
-        (b"GET / HTTP/1.1\r\n\r\n", "what no process of ftrain does"),
-        (b"\xff\xfe\n", "what no process of ftrain does"),
-        (b"[1]\n", "what no process of ftrain does"),
-        (b"{}\n", "what no process of ftrain does"),
+        (b"GET / HTTP/1.1\r\n\r\n", "it is not an ftrain process"),
+        (b"\xff\xfe\n", "it is not an ftrain process"),
+        (b"[1]\n", "it is not an ftrain process"),
+        (b"{}\n", "it is not an ftrain process"),
     ],
     ids=lambda value: repr(value[:12]),
 )
@@ -171,7 +171,7 @@ def test_a_message_beyond_a_limit_closes_its_connection_with_one_line(
 
 
 def test_a_connection_that_says_nothing_is_closed(server, stranger, capsys, monkeypatch):
-    monkeypatch.setattr("ftrain.cluster.switchboard.HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr("ftrain.cluster.control_protocol.HANDSHAKE_SECONDS", 0.1)
     silent = Stranger(server[0])
     slow = Stranger(server[0])
     slow.send(HELLO)
@@ -192,7 +192,7 @@ def test_idle_connections_do_not_keep_a_process_out(server, capsys):
         for each in idle[:MIN_PENDING]:  # the oldest had to go
             each.settimeout(30)
             assert not received(each)
-    assert len(logged(capsys, "more connections than can authenticate at once")) <= LOGGED
+    assert len(logged(capsys, "more connections than can authenticate at once")) <= MAX_LOGGED
 
 
 def received(connection: socket.socket) -> bytes:
@@ -254,7 +254,7 @@ def test_training_goes_on_under_a_flood_and_the_token_is_nowhere_to_be_read(tmp_
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert code == 0, out + err
     assert "Traceback" not in out + err
-    assert 0 < (out + err).count("refused a connection") <= LOGGED
+    assert 0 < (out + err).count("refused a connection") <= MAX_LOGGED
     written = b"".join(path.read_bytes() for path in job.run.rglob("*") if path.is_file())
     assert token.encode() not in written
     assert token not in shown + out + err
@@ -369,7 +369,7 @@ def test_tokens_that_are_none(tmp_path, monkeypatch):
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(
-        ValueError, match=r"cannot be read or written: .*; mend that, or set FTRAIN_JOB_TOKEN"
+        ValueError, match=r"cannot be read or written: .*; fix that, or set FTRAIN_JOB_TOKEN"
     ):
         find_token(tmp_path, {})
     assert not (tmp_path / "elsewhere").exists()

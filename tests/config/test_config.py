@@ -30,7 +30,7 @@ SAVING = {  # what `[checkpoint]` says unless it is told otherwise
     "keep": 3,
     "keep_best": 0,
     "best_metric": "loss",
-    "may_be_infinite": [],
+    "allow_nonfinite": [],
     "on_error": "stop",
     "at_start": False,
 }
@@ -393,6 +393,19 @@ def test_a_directory_belongs_to_its_first_config(tmp_path):
         claim(tmp_path / "run", {"steps": 3, "data": {"batch_size": 8}, "seed": 1})
     assert "data.batch_size was 4, now 8; seed was not set, now 1" in str(caught.value)
     assert "--accept-changes" in str(caught.value)
+
+
+def test_a_run_of_an_older_version_resumes_with_its_old_key(config, tmp_path):
+    home = tmp_path / "run"
+    resolved = plan(load(config, [f"run.directory={home}"])).resolved()
+    claim_and_start(home, resolved)
+    saved = (home / "config.toml").read_text()
+    assert "allow_nonfinite = []" in saved
+    (home / "config.toml").write_text(saved.replace("allow_nonfinite", "may_be_infinite"))
+    assert plan(load(home)).resolved() == resolved
+    claim(home, resolved).close()
+    assert (home / "config.toml").read_text() == saved
+    assert "may_be_infinite" in message_of(config, "checkpoint.may_be_infinite=[]")
 
 
 def test_a_run_without_a_checkpoint_can_still_change(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from ftrain.config.load import ConfigError
 from ftrain.config.run_directory import claim
-from ftrain.launching.contract import LAUNCHER
+from ftrain.launching.protocol import LAUNCHER
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def test_what_was_filtered_out_is_named():
 
 
 def test_an_iter_dataset_is_a_stream():
-    with pytest.raises(TypeError, match="it may be a Stream"):
+    with pytest.raises(TypeError, match="wrap an iterable in a Stream"):
         GrainSource(dataset().to_iter_dataset())
     batches = list(Stream(dataset().to_iter_dataset(), batch_size=25))
     assert batches[-1]["n"].tolist() == list(range(75, 100))

@@ -51,15 +51,15 @@ def test_texts_are_padded_too():
         (
             {"x": ROWS},
             Pad(2),
-            r"row 0: x has 3 values, wanted at most 2; Pad\(truncate=True\) cuts it",
+            r"row 0: x has 3 values, expected at most 2; Pad\(truncate=True\) cuts it",
         ),
         ({"x": ROWS}, Pad(value=1.5), r"x holds int64, which cannot be padded with 1\.5"),
         (
             {"x": ROWS, "n": ROWS},
             Pad(lengths="n"),
-            "the lengths of x would take the place of the feature n",
+            "the lengths of x would replace the feature n",
         ),
-        ({"y": ROWS}, Pad(), "there is no feature x to pad; there are y"),
+        ({"y": ROWS}, Pad(), "no feature x to pad; the features are y"),
         ({"x": np.arange(3)}, Pad(), "feature x has no length to pad: it holds single values"),
         (
             {"x": to_rows([np.ones((1, 2)), np.ones((2, 3))])},

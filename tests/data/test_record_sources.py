@@ -106,7 +106,7 @@ def test_a_damaged_record_is_told_by_file_number_and_place(shards, pattern):
     ) as caught:
         pipeline.batch(5)
     assert caught.value.__notes__[-1].startswith(
-        "while the input of step 6 was read from RecordSource("
+        "while reading the input of step 6 from RecordSource("
     )
     assert (
         caught.value.__notes__[0]
@@ -125,7 +125,7 @@ def test_what_does_not_fit_the_spec_is_told_with_feature_and_record(pattern):
     source = RecordSource(pattern, {"floats": Fixed((4,))})
     with pytest.raises(
         SpecError,
-        match=r"00002-of-00004\.tfrecord: record 5: feature floats has 3 values, wanted 4",
+        match=r"00002-of-00004\.tfrecord: record 5: feature floats has 3 values, expected 4",
     ):
         source.read(np.array([65]))
 
@@ -145,7 +145,7 @@ def test_a_misspelt_feature_is_told(pattern):
     with pytest.warns(UserWarning, match="has m; they have"):
         source = RecordSource(pattern, {"m": Fixed(dtype="int64")})
     with pytest.raises(
-        SpecError, match=r"feature m has no values, wanted 1 .*; the record has floats, n, words"
+        SpecError, match=r"feature m has no values, expected 1 .*; the record has floats, n, words"
     ):
         source.read(np.arange(20))
 

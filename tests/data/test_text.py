@@ -52,7 +52,7 @@ def test_what_is_not_text_is_told_with_file_and_line(tmp_path):
 
 def test_lines_that_are_not_there_and_files_that_are_not(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
-    with pytest.raises(IndexError, match="has 1 lines, but line 1 was asked for"):
+    with pytest.raises(IndexError, match="has 1 lines, but line 1 was requested"):
         TextSource(tmp_path / "a.txt").read(np.array([1]))
     with pytest.raises(FileNotFoundError, match=r"\*\.csv"):
         TextSource(str(tmp_path / "*.csv"))

@@ -14,8 +14,7 @@ from ftrain.formats.examples.messages import (
     encode_example,
     encode_sequence_example,
 )
-from ftrain.formats.examples.parsing import parse_examples
-from ftrain.formats.examples.sequences import parse_sequence_examples
+from ftrain.formats.examples.parsing import parse_examples, parse_sequence_examples
 
 pytestmark = pytest.mark.reference
 CASES = cases("example_protos")

@@ -101,14 +101,14 @@ def test_the_kind_follows_from_the_value(value, wanted, dtype):
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (True, TypeError, r"feature v is bool, wanted .*; convert it with \.astype\(int\)"),
+        (True, TypeError, r"feature v is bool, expected .*; convert it with \.astype\(int\)"),
         (np.array([True]), TypeError, r"feature v is bool"),
         ([1, True], TypeError, r"feature v is bool"),
-        ("text", TypeError, r"feature v is str, wanted .*; convert it with \.encode\(\)"),
+        ("text", TypeError, r"feature v is str, expected .*; convert it with \.encode\(\)"),
         (["a"], TypeError, r"feature v is str"),
         (np.array([], "U"), TypeError, r"feature v is str"),
         (np.array([], bool), TypeError, r"feature v is bool"),
-        ([], TypeError, r"feature v is an empty list.*give np\.array\(\[\], np\.float32\)"),
+        ([], TypeError, r"feature v is an empty list.*pass np\.array\(\[\], np\.float32\)"),
         ([1, None], TypeError, r"feature v has values of type NoneType and int"),
         ([b"a", 1], TypeError, r"feature v has values of type bytes and int"),
         ([[1], [2, 3]], TypeError, r"feature v has values of type list"),
@@ -120,7 +120,7 @@ def test_the_kind_follows_from_the_value(value, wanted, dtype):
         ({"a": 1}, TypeError, r"feature v has values of type dict"),
         (1j, TypeError, r"feature v is complex128"),
         (np.datetime64("2020"), TypeError, r"feature v is datetime64"),
-        (2**63, ValueError, r"feature v has the value 9223372036854775808, wanted"),
+        (2**63, ValueError, r"feature v has the value 9223372036854775808, expected"),
         ([1, 2**63], ValueError, r"feature v has the value 9223372036854775808"),
         (-(2**63) - 1, ValueError, r"feature v has the value -9223372036854775809"),
         (
@@ -138,9 +138,9 @@ def test_other_values_are_refused_by_name(value, error, message):
 
 
 def test_names_are_text():
-    with pytest.raises(TypeError, match=r"feature name 3 is a int, wanted a str"):
+    with pytest.raises(TypeError, match=r"feature name 3 is a int, expected a str"):
         encode_example({3: 1})  # pyright: ignore[reportArgumentType]  # what the test is about
-    with pytest.raises(ValueError, match=r"feature name .* is no Unicode text"):
+    with pytest.raises(ValueError, match=r"feature name .* is not Unicode text"):
         encode_example({"\ud800": 1})
 
 
@@ -162,16 +162,16 @@ def test_garbage_is_a_clean_error(data):
     [b"\x0b" * 100_000, b"\x0a" + b"\xff" * 8 + b"\x0f", b"\x0a\xff\xff\xff\xff\x07", b"\x0a"],
 )
 def test_deep_and_long_garbage_is_a_clean_error(data):
-    with pytest.raises(ValueError, match=rf"its {len(data)} bytes are no Example"):
+    with pytest.raises(ValueError, match=rf"its {len(data)} bytes are not a valid Example"):
         decode_example(data)
-    with pytest.raises(ValueError, match=rf"its {len(data)} bytes are no SequenceExample"):
+    with pytest.raises(ValueError, match=rf"its {len(data)} bytes are not a valid SequenceExample"):
         decode_sequence_example(data)
 
 
 def test_every_cut_is_a_clean_error():
     data = encode_example({"x": [1.5, 2.5], "y": [1, 300], "z": b"abc"})
     for size in range(1, len(data)):
-        with pytest.raises(ValueError, match=rf"its {size} bytes are no Example"):
+        with pytest.raises(ValueError, match=rf"its {size} bytes are not a valid Example"):
             decode_example(data[:size])
 
 

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from ftrain.formats.examples.features import Fixed, Image, Ragged, Raw
+from ftrain.formats.examples.features import Fixed, Image, Ragged, Raw, Steps
 from ftrain.formats.examples.guessing import guess_schema, image_shape, look_of, record_kind
 from ftrain.formats.examples.messages import encode_example, encode_sequence_example
-from ftrain.formats.examples.parsing import parse_examples
-from ftrain.formats.examples.sequences import Steps, parse_sequence_examples
+from ftrain.formats.examples.parsing import parse_examples, parse_sequence_examples
 
 # As TensorBoard's first record: field 1 is a double, field 3 text.
 EVENT = b"\x09\x00\x00\x00\x00\x00\x00\xf0\x3f\x1a\rbrain.Event:2"
@@ -71,7 +70,7 @@ def test_ranges_counts_and_gaps_are_told():
     assert guess.kind == "example"
     assert list(guess.features) == ["n", "none", "x"]
     x, n = guess.features["x"], guess.features["n"]
-    assert (x.missing, x.present, x.counts, x.range, x.not_finite) == (1, 1, (3, 3), (-2.0, 1.0), 1)
+    assert (x.missing, x.present, x.counts, x.range, x.nonfinite) == (1, 1, (3, 3), (-2.0, 1.0), 1)
     assert (n.missing, n.range) == (0, (-5, 1 << 62))
     assert guess.features["none"].missing == 2
     assert guess.features["none"].entry is None

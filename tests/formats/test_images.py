@@ -86,7 +86,8 @@ def test_a_batch():
 
 def test_another_size_is_an_error_with_both():
     with pytest.raises(
-        SpecError, match=r"record 0: feature image holds an image of 4 x 5 .*, wanted 5 x 4; resize"
+        SpecError,
+        match=r"record 0: feature image holds an image of 4 x 5 .*, expected 5 x 4; resize",
     ):
         parse(encode(GRAY), (5, 4, 1))
 
@@ -94,7 +95,7 @@ def test_another_size_is_an_error_with_both():
 @pytest.mark.parametrize("data", [b"", b"no image", b"GIF89a" + bytes(50)], ids=str)
 def test_other_bytes_are_no_image(data):
     with pytest.raises(
-        SpecError, match=r"record 0: feature image has \d+ bytes that are no PNG or JPEG image"
+        SpecError, match=r"record 0: feature image has \d+ bytes that are not a PNG or JPEG image"
     ):
         parse(data, (4, 5, 3))
 

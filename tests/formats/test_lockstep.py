@@ -209,7 +209,7 @@ def test_records_that_differ_in_the_sizes_of_their_lengths_stay_together():
 def test_a_cut_record_in_a_batch_is_an_error_that_names_it(size):
     records = batch()
     records[17] = records[17][:size]
-    with pytest.raises(SpecError, match=rf"record 17: its {size} bytes are no Example"):
+    with pytest.raises(SpecError, match=rf"record 17: its {size} bytes are not a valid Example"):
         parse_examples(records, {"x": Fixed((3,))})
 
 
@@ -234,7 +234,7 @@ def test_a_record_of_no_bytes_is_an_example_without_features():
 )
 @pytest.mark.parametrize("copies", [1, 40])
 def test_nonsense_is_a_clean_error(record, copies):
-    with pytest.raises(SpecError, match=r"record 0: its \d+ bytes are no Example"):
+    with pytest.raises(SpecError, match=r"record 0: its \d+ bytes are not a valid Example"):
         parse_examples([record] * copies, SPEC)
 
 
@@ -242,7 +242,7 @@ def test_damage_in_a_feature_that_is_not_wanted_is_damage():
     records = batch(ints=np.arange(1, 40))
     place = records[9].index(bytes(range(1, 40)))
     records[9] = records[9][: place + 5] + b"\xff" * 12 + records[9][place + 17 :]
-    with pytest.raises(SpecError, match=r"record 9: its \d+ bytes are no Example"):
+    with pytest.raises(SpecError, match=r"record 9: its \d+ bytes are not a valid Example"):
         parse_examples(records, {"x": Fixed((3,))})
 
 
@@ -251,7 +251,7 @@ def test_damage_in_a_feature_that_is_not_wanted_is_damage():
 def test_an_integer_that_does_not_end_is_damage(size, wanted):
     records = batch(i=[1] * size)
     records[9] = records[9].replace(b"\x01" * size, b"\x81" * size)
-    with pytest.raises(SpecError, match=r"record 9: its \d+ bytes are no Example"):
+    with pytest.raises(SpecError, match=r"record 9: its \d+ bytes are not a valid Example"):
         parse_examples(records, {"i": Ragged("int64")} if wanted else {"x": Fixed((3,))})
 
 

@@ -2,10 +2,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw, SpecError
+from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw, SpecError, Steps
 from ftrain.formats.examples.messages import encode_example, encode_sequence_example
-from ftrain.formats.examples.parsing import ExampleParser, parse_examples
-from ftrain.formats.examples.sequences import Steps, parse_sequence_examples
+from ftrain.formats.examples.parsing import ExampleParser, parse_examples, parse_sequence_examples
 
 COUNTS = [3, 40]  # parsed one by one, and in lock-step
 
@@ -66,7 +65,8 @@ def test_a_default_stands_for_what_is_missing(count, missing, default):
     wanted = [np.broadcast_to(default, 2) if n % 2 else [n, n + 0.5] for n in range(count)]
     np.testing.assert_array_equal(found, wanted)
     with pytest.raises(
-        SpecError, match=r"record 1: feature x has no values, wanted 2 \(shape \(2,\)\); .*default"
+        SpecError,
+        match=r"record 1: feature x has no values, expected 2 \(shape \(2,\)\); .*default",
     ):
         parse_examples(records, {"x": Fixed((2,))})
 
@@ -74,7 +74,7 @@ def test_a_default_stands_for_what_is_missing(count, missing, default):
 def test_an_empty_list_is_not_a_missing_one(count):
     records = batch(count, lambda n: {"x": np.array([], np.float32)})
     with pytest.raises(
-        SpecError, match=r"record 0: feature x has 0 values, wanted 2 \(shape \(2,\)\)"
+        SpecError, match=r"record 0: feature x has 0 values, expected 2 \(shape \(2,\)\)"
     ):
         parse_examples(records, {"x": Fixed((2,), default=0.5)})
 
@@ -101,7 +101,7 @@ def test_padded_cuts_what_is_too_long_only_if_asked(count):
     assert arrays["size"].tolist() == [min(n % 3, 1) for n in range(count)]
     with pytest.raises(
         SpecError,
-        match=r"record 2: feature x has 2 values, wanted at most 1; Padded\(truncate=True\)",
+        match=r"record 2: feature x has 2 values, expected at most 1; Padded\(truncate=True\)",
     ):
         parse_examples(records, {"x": Padded("float32", length=1)})
 
@@ -137,7 +137,7 @@ def test_raw(count, dtype):
     assert arrays["x"].flags.writeable
     np.testing.assert_array_equal(arrays["x"].astype(float), wanted.astype(float))
     with pytest.raises(
-        SpecError, match=r"record 0: feature x has \d+ bytes, wanted \d+ \(shape \(3, 2\) of"
+        SpecError, match=r"record 0: feature x has \d+ bytes, expected \d+ \(shape \(3, 2\) of"
     ):
         parse_examples(
             batch(count, lambda n: {"x": wanted[n].tobytes()}), {"x": Raw((3, 2), dtype)}
@@ -149,7 +149,7 @@ def test_raw(count, dtype):
 def test_another_kind_is_an_error_that_names_feature_and_record(count, spec, value):
     records = batch(count, lambda n: {"x": value if n == 2 else 1})
     with pytest.raises(
-        SpecError, match=r"part-1: record 2: feature x has (floats|bytes), wanted integers; "
+        SpecError, match=r"part-1: record 2: feature x has (floats|bytes), expected integers; "
     ):
         parse_examples(records, {"x": spec}, where=lambda n: f"part-1: record {n}")
 
@@ -157,15 +157,15 @@ def test_another_kind_is_an_error_that_names_feature_and_record(count, spec, val
 def test_a_wrong_number_of_values_is_an_error(count):
     with pytest.raises(
         SpecError,
-        match=r"record 1: feature x has 2 values, wanted 1 \(shape \(\)\); Padded and Ragged",
+        match=r"record 1: feature x has 2 values, expected 1 \(shape \(\)\); Padded and Ragged",
     ):
         parse_examples(batch(count, lambda n: {"x": [n] * (1 + n % 2)}), {"x": Fixed((), "int64")})
     with pytest.raises(
-        SpecError, match=r"record 0: feature x has 2 values, wanted 1, the bytes of Raw"
+        SpecError, match=r"record 0: feature x has 2 values, expected 1, the bytes of Raw"
     ):
         parse_examples(batch(count, lambda n: {"x": [b"a", b"b"]}), {"x": Raw((1,))})
     with pytest.raises(
-        SpecError, match=r"record 0: feature x has no values, wanted 1, the bytes of Image"
+        SpecError, match=r"record 0: feature x has no values, expected 1, the bytes of Image"
     ):
         parse_examples(batch(count, lambda n: {}), {"x": Image((1, 1, 1))})
 
@@ -183,7 +183,8 @@ def test_a_wrong_number_of_values_is_an_error(count):
 def test_an_integer_out_of_range_is_an_error(count, dtype, value, limits):
     records = batch(count, lambda n: {"x": [1, value] if n == 2 else np.zeros(n % 2, int)})
     with pytest.raises(
-        SpecError, match=rf"record 2: feature x has the value {value}, wanted {limits}.*wider dtype"
+        SpecError,
+        match=rf"record 2: feature x has the value {value}, expected {limits}.*wider dtype",
     ):
         parse_examples(records, {"x": Ragged(dtype)})
 
@@ -225,46 +226,46 @@ def test_features_that_are_not_wanted_are_passed_over(count):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Fixed((2,), "complex64"), TypeError, r"dtype is 'complex64', wanted floats"),
+        (lambda: Fixed((2,), "complex64"), TypeError, r"dtype is 'complex64', expected floats"),
         (lambda: Fixed((2,), "nonsense"), TypeError, r"dtype is 'nonsense'"),
-        (lambda: Fixed((-1,)), ValueError, r"shape is \(-1,\), wanted a tuple"),
-        (lambda: Fixed(3), ValueError, r"shape is 3, wanted a tuple"),
+        (lambda: Fixed((-1,)), ValueError, r"shape is \(-1,\), expected a tuple"),
+        (lambda: Fixed(3), ValueError, r"shape is 3, expected a tuple"),
         (
             lambda: Fixed((2,), default=[1, 2, 3]),
             ValueError,
-            r"default has shape \(3,\), wanted one value or shape",
+            r"default has shape \(3,\), expected one value or shape",
         ),
         (
             lambda: Fixed((), "uint8", 256),
             ValueError,
-            r"default is 256, which is no value of dtype uint8",
+            r"default is 256, which is not a value of dtype uint8",
         ),
         (
             lambda: Fixed((), "bytes", "a"),
             ValueError,
-            r"default is 'a', which is no value of dtype bytes",
+            r"default is 'a', which is not a value of dtype bytes",
         ),
         (lambda: Padded("int64", pad=0.5), ValueError, r"pad is 0.5"),
         (
             lambda: Padded("int64", pad=[1, 2]),
             ValueError,
-            r"pad is \[1, 2\], wanted a single value",
+            r"pad is \[1, 2\], expected a single value",
         ),
         (lambda: Padded(length=-1), ValueError, r"length is -1"),
-        (lambda: Padded(truncate=True), ValueError, r"truncate=True cuts at a length"),
-        (lambda: Ragged(flat=True), ValueError, r"name an array for it with lengths"),
+        (lambda: Padded(truncate=True), ValueError, r"truncate=True needs a length"),
+        (lambda: Ragged(flat=True), ValueError, r"name them with lengths"),
         (lambda: Raw((2,), "bytes"), TypeError, r"Raw holds numbers"),
         (
             lambda: Image((2, 2, 2)),
             ValueError,
-            r"shape is \(2, 2, 2\), wanted .* 1, 3 or 4 channels",
+            r"shape is \(2, 2, 2\), expected .* 1, 3 or 4 channels",
         ),
         (lambda: Image((10**5, 10**5, 3)), ValueError, r"up to \d+ pixels"),
-        (lambda: Steps(Ragged()), TypeError, r"wanted a Fixed"),
+        (lambda: Steps(Ragged()), TypeError, r"expected a Fixed"),
         (
             lambda: ExampleParser({"x": "float32"}),
             TypeError,
-            r"spec of feature 'x' is 'float32', wanted",
+            r"spec of feature 'x' is 'float32', expected",
         ),
         (
             lambda: ExampleParser({"x": Padded(lengths="y"), "y": Fixed()}),
@@ -298,7 +299,8 @@ def test_steps():
     )
     assert lists["x"][3].tolist() == [[3, 0], [3, 1]]
     with pytest.raises(
-        SpecError, match=r"record 3: feature list x has 3 steps, wanted at most 2; Steps\(truncate"
+        SpecError,
+        match=r"record 3: feature list x has 3 steps, expected at most 2; Steps\(truncate",
     ):
         parse_sequence_examples(records, {}, {"x": Steps(Fixed((2,), "int64"), length=2)})
 
@@ -330,9 +332,9 @@ def test_ragged_steps():
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ({"x": [[1.5], [1.5, 2.5]]}, r"part: record 1: step 1: feature x has 2 values, wanted 1"),
+        ({"x": [[1.5], [1.5, 2.5]]}, r"part: record 1: step 1: feature x has 2 values, expected 1"),
         ({"x": [1.5, 1.5, None]}, r"part: record 1: step 2: feature x has no values"),
-        ({"x": [1]}, r"part: record 1: step 0: feature x has integers, wanted floats"),
+        ({"x": [1]}, r"part: record 1: step 0: feature x has integers, expected floats"),
     ],
 )
 def test_errors_of_steps_name_them(lists, message):
@@ -342,5 +344,5 @@ def test_errors_of_steps_name_them(lists, message):
 
 
 def test_other_bytes_are_no_sequence_example():
-    with pytest.raises(SpecError, match=r"record 0: its 3 bytes are no SequenceExample"):
+    with pytest.raises(SpecError, match=r"record 0: its 3 bytes are not a valid SequenceExample"):
         parse_sequence_examples([b"abc"], {}, {"x": Fixed()})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.formats.records import mapping
+from ftrain.formats.records import files as record_files
 from ftrain.formats.records.files import RecordFiles
 from ftrain.formats.records.reading import DamagedRecordError, frame_record, read_records
 
@@ -206,7 +206,7 @@ def test_damage_in_the_copy_is_told_of_the_file(tmp_path):
 
 
 def test_several_threads_with_more_files_than_maps(tmp_path, monkeypatch, rng):
-    monkeypatch.setattr(mapping, "MOST_OPEN", 3)
+    monkeypatch.setattr(record_files, "MAX_OPEN", 3)
     shards = [[rng.bytes(50 + n) for n in range(20)] for _ in range(10)]
     records = [record for shard in shards for record in shard]
     files = RecordFiles(write_shards(tmp_path, shards))
@@ -271,7 +271,7 @@ def test_a_file_that_was_replaced_by_one_of_its_size_is_noticed(tmp_path):
 
 
 def test_what_is_no_regular_file_has_no_index(tmp_path):
-    with pytest.raises(ValueError, match="is no regular file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         RecordFiles("/dev/null")
     path = write(tmp_path / "records", [b"a"])
     (tmp_path / "records.index").write_text("somebody else's")

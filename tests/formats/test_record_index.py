@@ -60,7 +60,7 @@ def test_every_record_is_found_in_runs_and_alone(tmp_path_factory, runs):
 
 
 def test_runs_longer_than_one_guess(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftrain.formats.records.walking._LARGEST_GUESS", 256)
+    monkeypatch.setattr("ftrain.formats.records.indexing._LARGEST_GUESS", 256)
     records = [b"abc"] * 3000 + [b"abcd"] * 5 + [b"abc"] * 100
     check(index_records(write(tmp_path / "records", records)), tmp_path / "records", records)
 

@@ -262,19 +262,22 @@ SHARED = {b"\x80\x82": [(0, 2)], b"\x82\x82": [(2, 2)], b"\x84\x82": [(4, 2)]}
 OVERLAP = sliced((4,), {b"\x80\x82": [(0, 2)], b"\x81\x82": [(1, 2)]})[1:]
 BAD_SLICES = {
     "a slice is missing": (*whole((4,), [(0, 2)], [(1, 2)]), "slice with key .* is missing"),
-    "they do not cover": (*whole((4,), [(0, 2)]), "its slices have 2 elements together, wanted 4"),
+    "they do not cover": (
+        *whole((4,), [(0, 2)]),
+        "its slices have 2 elements together, expected 4",
+    ),
     "they cover too much": (
         *whole((4,), [(0, 2)], [(2, 2)], [(2, 2)]),
         "more bytes together|6 elements together",
     ),
     "one is there twice": (*whole((4,), [(0, 2)], [(0, 2)]), "overlaps another"),
     "they overlap": (*OVERLAP, "overlaps another"),
-    "one has another rank": (*whole((4,), [(0, 2), (0, 1)]), "slice of rank 2, wanted 1"),
+    "one has another rank": (*whole((4,), [(0, 2), (0, 1)]), "slice of rank 2, expected 1"),
     "one goes beyond": (*whole((3,), [(0, 2)], [(2, 2)]), "slice from 2 to 4 in a dimension of 3"),
     "one starts before": (*whole((4,), [(-1, 2)]), "slice from -1 to 1"),
     "one is negative": (*whole((4,), [(2, -1)]), "slice from 2 to 1"),
     "one is gigantic": (*whole((4,), [(2**62, 2**62)]), "in a dimension of 4"),
-    "one has another shape": (*halves(**{"8082": FULL}), r"shape \(4,\), wanted \(2,\)"),
+    "one has another shape": (*halves(**{"8082": FULL}), r"shape \(4,\), expected \(2,\)"),
     "one has another dtype": (
         *halves(**{"8082": entry(9, (1,), data=FLOATS[:8])}),
         "dtype int64, not float32",
@@ -306,11 +309,11 @@ def test_slices_that_do_not_make_a_tensor_are_refused(tmp_path, entries, data, r
 BAD_ENTRIES = {
     "more bytes than the shape": (
         entry(FLOAT, (3,), data=FLOATS),
-        "has 16 bytes, wanted 3 elements of 4",
+        "has 16 bytes, expected 3 elements of 4",
     ),
     "fewer bytes than the shape": (
         entry(FLOAT, (5,), data=FLOATS),
-        "has 16 bytes, wanted 5 elements of 4",
+        "has 16 bytes, expected 5 elements of 4",
     ),
     "no bytes for a gigantic shape": (entry(FLOAT, (2**58,)), "has 0 bytes"),
     "a gigantic size": (entry(FLOAT, (2**57,), size=2**59), "takes bytes 0 to .*, which has 28"),
@@ -399,47 +402,50 @@ BAD_INDEXES = {
         table(ONE, compression=1),
         "compressed with snappy, .*; load and save it with TensorFlow",
     ),
-    "unknown compression": (table(ONE, compression=7), "compression 7, wanted 0"),
+    "unknown compression": (table(ONE, compression=7), "compression 7, expected 0"),
     "gigantic restart count": (
         table([], blocks=[struct.pack("<I", 2**32 - 1)]),
         "no room for its 4294967295",
     ),
     "no restart count": (table([], blocks=[b"\1"]), "no room"),
-    "value beyond the block": (table([], blocks=[b"\0\1\x7fab" + bytes(4)]), "which are not there"),
+    "value beyond the block": (
+        table([], blocks=[b"\0\1\x7fab" + bytes(4)]),
+        "beyond the end of its block",
+    ),
     "key beyond the block": (
         table([], blocks=[b"\0" + varint(2**32 - 1) + b"\0" + bytes(4)]),
-        "which are not there",
+        "beyond the end of its block",
     ),
     "prefix of nothing": (table([], blocks=[b"\5\1\0a" + bytes(4)]), "shares 5 bytes"),
     "number of 33 bits": (
         table([], blocks=[varint(2**32) + b"\0\0" + bytes(4)]),
         "more than 32 bits",
     ),
-    "keys not sorted": (table([(b"", HEADER), (b"b", FULL), (b"a", FULL)]), "wanted sorted keys"),
+    "keys not sorted": (table([(b"", HEADER), (b"b", FULL), (b"a", FULL)]), "expected sorted keys"),
     "a key twice": (
         table([(b"", HEADER), (b"a", FULL), (b"a", FULL)], per_block=2),
-        "wanted sorted keys",
+        "expected sorted keys",
     ),
     "keys that unfold": (unfolding_keys(), "has keys of more than"),
     "nothing": (table([]), "no header"),
     "no header": (table(ONE[1:]), "no header"),
-    "a header of garbage": (table([(b"", b"\xff\xff")]), "no BundleHeaderProto"),
+    "a header of garbage": (table([(b"", b"\xff\xff")]), "not a valid BundleHeaderProto"),
     "big-endian": (with_header((1, 1), (2, 1)), "big-endian"),
     "a newer format": (
         with_header((1, 1), (3, message((1, 2), (2, 2)))),
-        "format version 2, known are those up to 1",
+        "format version 2, expected at most 1",
     ),
     "no data files": (with_header((1, 0)), "has 0 data files"),
     "negative data files": (with_header((1, -3)), "has -3 data files"),
     "an entry of garbage": (
         with_entry(b"\xff\xff"),
-        "key b'w': its 2 bytes are no BundleEntryProto",
+        "key b'w': its 2 bytes are not a valid BundleEntryProto",
     ),
     "a negative dimension": (
         with_entry(entry(FLOAT, (2, -1))),
         r"key b'w': its shape is \(2, -1\)",
     ),
-    "too many dimensions": (with_entry(entry(FLOAT, (1,) * 65)), "wanted up to 64 sizes"),
+    "too many dimensions": (with_entry(entry(FLOAT, (1,) * 65)), "expected up to 64 sizes"),
     "an unknown rank": (with_entry(message((1, 1), (2, message((3, 1))))), "its shape is unknown"),
     "a gigantic dimension": (with_entry(entry(FLOAT, (2**60,))), "too large for any memory"),
     "dimensions that overflow": (

@@ -83,10 +83,10 @@ BAD_GRAPHS = {
         graph_of(node([(1, "x"), (2, "x")]), *(node([], value(key)) for key in "ab")),
         "'a' and 'b'",
     ),
-    "garbage": (b"\xff\xff", "no TrackableObjectGraph"),
+    "garbage": (b"\xff\xff", "not a valid TrackableObjectGraph"),
     "a name that is not UTF-8": (
         graph_of(message((1, message((1, 0), (2, b"\xff"))))),
-        "no TrackableObjectGraph",
+        "not a valid TrackableObjectGraph",
     ),
     "paths that unfold": (chain(20000), "the paths of its objects have more than"),
 }
@@ -104,7 +104,7 @@ def test_an_object_graph_may_be_empty_or_deep_but_must_be_a_string(tmp_path):
     assert objects(tmp_path, b"") == {}
     assert objects(tmp_path, chain(1000)) == {}
     prefix = write(tmp_path, {b"_CHECKPOINTABLE_OBJECT_GRAPH": FULL}, FLOATS)
-    with pytest.raises(TfCheckpointError, match="wanted a single string"):
+    with pytest.raises(TfCheckpointError, match="expected a single string"):
         TfCheckpoint(prefix).objects()
 
 

@@ -20,17 +20,12 @@ from mutations import TEXTS, mutate_bytes, mutate_json, mutate_message, mutate_t
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
+from ftrain.checkpoints.array_values import crc32c_of_text
 from ftrain.checkpoints.catalog import read_catalog
-from ftrain.checkpoints.digests import crc32c_of_text
 from ftrain.checkpoints.errors import CheckpointError
-from ftrain.checkpoints.manifest import as_text, read_manifest
-from ftrain.checkpoints.verifying import verify
+from ftrain.checkpoints.manifest import format_manifest, read_manifest
+from ftrain.checkpoints.verification import verify
 from ftrain.cli.ckpt.list import list_checkpoints
-from ftrain.cli.data.csv_files import read_csv
-from ftrain.cli.data.errors import DataCommandError
-from ftrain.cli.data.jsonl_files import read_jsonl
-from ftrain.cli.data.npz_files import read_npz
-from ftrain.cli.data.record_files import encode_rows
 from ftrain.cluster import ClusterSpec, membership
 from ftrain.config import ConfigError, load, plan
 from ftrain.data import ArraySource
@@ -58,6 +53,11 @@ from ftrain.formats import (
 )
 from ftrain.formats.checksums import masked_crc
 from ftrain.formats.records.sidecar import sidecar_path
+from ftrain.formats.tables.conversion import encode_rows
+from ftrain.formats.tables.csv_files import read_csv
+from ftrain.formats.tables.jsonl_files import read_jsonl
+from ftrain.formats.tables.npz_files import read_npz
+from ftrain.formats.tables.rows import TableError
 from ftrain.summaries import MetricsFile, read_events, read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -564,11 +564,11 @@ CATALOG = {"latest": 7, "keep_after": None, "retention": RETENTION, "checkpoints
 
 def make_manifest(rng: random.Random) -> bytes:
     if rng.randrange(5) == 0:
-        return mutate_bytes(rng, as_text(MANIFEST).encode())
+        return mutate_bytes(rng, format_manifest(MANIFEST).encode())
     try:
         body = json.dumps(
             mutate_tree(rng, MANIFEST), sort_keys=True
-        )  # with NaN, which as_text refuses
+        )  # with NaN, which format_manifest refuses
         return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'.encode(
             errors="surrogatepass"
         )
@@ -595,7 +595,7 @@ def read_manifest_file(data: bytes, home: Path) -> None:
 
 def read_catalog_file(data: bytes, home: Path) -> None:
     step = _step(home)
-    (step / "manifest.json").write_text(as_text(MANIFEST))
+    (step / "manifest.json").write_text(format_manifest(MANIFEST))
     (step.parent / "checkpoints.json").write_bytes(data)
     check(len(read_catalog(step.parent).records) == 1, "a damaged catalog hides a checkpoint")
     list_checkpoints(home)
@@ -742,9 +742,9 @@ FORMATS = {
     "Example": Format(make_examples, read_example_batch, (SpecError,), 8),
     "SequenceExample": Format(make_sequence, read_sequence, (SpecError,), 10),
     "event file": Format(make_events, read_event_file, (DamagedRecordError,), 10),
-    "csv": Format(make_csv, read_csv_file, (DataCommandError,), 6),
-    "jsonl": Format(make_jsonl, read_jsonl_file, (DataCommandError,), 6),
-    "npz": Format(make_npz, read_npz_file, (DataCommandError,), 8),
+    "csv": Format(make_csv, read_csv_file, (TableError,), 6),
+    "jsonl": Format(make_jsonl, read_jsonl_file, (TableError,), 6),
+    "npz": Format(make_npz, read_npz_file, (TableError,), 8),
     "npz, mapped": Format(make_npz, open_arrays("m.npz"), (ValueError,), 6),
     "npy, mapped": Format(make_npy, open_arrays("m.npy"), (ValueError,), 4),
     "TensorFlow checkpoint": Format(make_bundle, read_bundle, (TfCheckpointError,), 12),

@@ -92,7 +92,7 @@ def test_memory_does_not_grow_with_the_number_of_parts():
     ],
 )
 def test_a_batch_that_cannot_be_divided(batch, found):
-    with pytest.raises(ValueError, match=f"one and the same number of examples, got {found}"):
+    with pytest.raises(ValueError, match=f"must have the same number of examples, got {found}"):
         accumulate(lambda p, b: (jnp.float32(0), {}), 2)({}, batch)
 
 

@@ -96,7 +96,7 @@ def test_it_can_be_nested_and_differentiated():
 
 
 def test_a_pair_is_wanted_for_has_aux():
-    with pytest.raises(TypeError, match="has_aux is for a function that returns a pair"):
+    with pytest.raises(TypeError, match="has_aux requires a function that returns a pair"):
         value_and_grad(loss_fn, has_aux=True)(TABLE)
 
 

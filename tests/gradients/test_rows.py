@@ -7,9 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain import optimizers
-from ftrain.gradients import Rows, clip_by_global_norm, densify, global_norm, map_values
-from ftrain.gradients.duplicates import first_positions
-from ftrain.gradients.sealing import TakenApartError, seal, unseal
+from ftrain.gradients import (
+    Rows,
+    clip_by_global_norm,
+    densify,
+    global_norm,
+    map_values,
+    update_with_rows,
+)
+from ftrain.gradients.rows import first_positions
+from ftrain.gradients.rows_fallback import RowsNotSupportedError, from_opaque, to_opaque
 from ftrain.optimizers import apply_updates
 
 # A few lengths only: each is compiled by itself.
@@ -107,18 +114,46 @@ def test_densify_stands_before_stock_transforms():
         chained.update(gradients, chained.init(params))
 
 
-def test_sealed_rows_cannot_be_taken_apart_by_mistake():
-    sealed = seal({"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)})
+def test_opaque_rows_cannot_be_used_as_arrays():
+    opaque = to_opaque({"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)})
     with pytest.raises(
-        TakenApartError, match=r"asked Rows for shape: put ftrain.gradients.densify\(\) before it"
+        RowsNotSupportedError,
+        match=r"used Rows as an array \(shape\): put ftrain.gradients.densify\(\) before it",
     ):
-        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sealed)
-    with pytest.raises(TypeError):
-        optax.scale(2.0).update(sealed, optax.EmptyState())
-    with pytest.raises(TypeError):
-        jax.jit(lambda tree: tree)(sealed)
-    doubled = unseal(map_values(lambda leaf: 2 * leaf, sealed))
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), opaque)
+    with pytest.raises(RowsNotSupportedError):
+        optax.scale(2.0).update(opaque, optax.EmptyState())
+    with pytest.raises(RowsNotSupportedError):
+        jax.jit(lambda tree: tree)(opaque)
+    doubled = from_opaque(map_values(lambda leaf: 2 * leaf, opaque))
     assert jax.tree.structure(doubled) == jax.tree.structure({"table": rows_of([1]), "bias": 0})
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [optax.adagrad(0.1), optax.clip(0.5), optax.scale_by_sign()],
+    ids=["checks the type", "calls a compiled function", "calls jax"],
+)
+def test_transforms_for_arrays_get_dense_gradients(transform):
+    params = {"table": jnp.zeros((10, 2))}
+    gradients = {"table": rows_of([1, 5, 1])}
+    dense = {"table": jnp.asarray(dense_of(gradients["table"]), jnp.float32)}
+    with pytest.warns(UserWarning, match="does not know Rows"):
+        updates, _ = update_with_rows(transform, gradients, transform.init(params), params)
+    expected, _ = transform.update(dense, transform.init(params), params)
+    np.testing.assert_allclose(updates["table"], expected["table"], rtol=1e-6)
+
+
+def test_another_error_does_not_select_dense_gradients():
+    def update(gradients, state, params=None):
+        if isinstance(gradients["table"], Rows):
+            raise TypeError("a mistake in the code for rows")
+        return gradients, state
+
+    transform = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    params = {"table": jnp.zeros((10, 2))}
+    with pytest.raises(TypeError, match="a mistake in the code for rows"):
+        update_with_rows(transform, {"table": rows_of([1])}, optax.EmptyState(), params)
 
 
 @pytest.mark.parametrize(

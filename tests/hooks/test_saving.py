@@ -53,7 +53,7 @@ def directory(tmp_path):
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(pipeline, directory):
     saver = CheckpointSaver(directory, when=every(steps=5))
-    with pytest.raises(SaveError, match=r"10 was not saved: .*checkpoints is no longer there"):
+    with pytest.raises(SaveError, match=r"10 was not saved: .*checkpoints no longer exists"):
         drive([saver, StopAtStep(20), Vanish(saver, 7, 99)], pipeline)
     assert CheckpointManager(directory.with_name("away")).steps() == [5]
 

@@ -12,10 +12,8 @@ from launched import wait_until
 from processes import default_signals
 from rich.console import Console
 
-from ftrain.launching.lines import LineCutter
-from ftrain.launching.output import OutputReader
-from ftrain.launching.ports import free_addresses
-from ftrain.launching.screen import Screen
+from ftrain.launching.child_environment import free_addresses
+from ftrain.launching.output import LineSplitter, OutputReader, Screen
 from ftrain.launching.signals import StopRequests, open_mailbox
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_left")
 
 @given(st.lists(st.binary(max_size=30) | st.sampled_from([b"\n", b"a\nb"])), st.integers(1, 12))
 def test_lines_are_cut_without_loss(pieces, limit):
-    cutter = LineCutter(limit)
+    cutter = LineSplitter(limit)
     lines = [line for piece in pieces for line in cutter.feed(piece)] + cutter.end()
     whole = b"".join(pieces)
     assert b"".join(lines) == whole.replace(b"\n", b"")
@@ -34,7 +32,7 @@ def test_lines_are_cut_without_loss(pieces, limit):
 
 
 def test_a_line_without_end_is_not_kept():
-    cutter = LineCutter(10)
+    cutter = LineSplitter(10)
     assert cutter.feed(b"x" * 25) == [b"x" * 10, b"x" * 10]
     assert cutter.feed(b"\n") == [b"x" * 5]
     assert cutter.feed(b"y" * 10) == []
@@ -96,7 +94,7 @@ def test_output_that_nobody_reads_is_dropped_and_that_is_told():
     lines = [b"%07d\n" % number * 1000 for number in range(400)]
     for piece in lines:  # does not end if anything waits for the reader
         screen.show(piece)
-    screen.say("own")
+    screen.log("own")
     heard = []
 
     def read():
@@ -161,14 +159,14 @@ def test_signals_ask_and_then_insist():
     with default_signals(), open_mailbox() as mailbox:
         requests = StopRequests(mailbox)
         requests.update()
-        assert requests.asked is None
+        assert requests.first is None
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)  # a terminal that is closed may send two
         requests.update()
-        assert (requests.asked, requests.insisted) == (signal.SIGHUP, None)
+        assert (requests.first, requests.second) == (signal.SIGHUP, None)
         signal.raise_signal(signal.SIGINT)
         requests.update()
-        assert requests.insisted is signal.SIGINT
+        assert requests.second is signal.SIGINT
 
 
 def test_a_signal_that_is_ignored_stays_ignored_and_handlers_come_back():

@@ -50,7 +50,7 @@ def test_one_that_hangs_while_it_stops(tmp_path):
         result = launcher.end()
     assert result.code == 1
     assert re.search(r"process 0 hung at step", result.own[1])
-    assert "but not in good order" in result.own[2]
+    assert "but with a failure" in result.own[2]
     assert not (tmp_path / "attempt-1").exists()
 
 

@@ -413,7 +413,8 @@ def test_what_does_not_fit_is_named():
     transform, averaging = sync_replicas(IDENTITY, 2), sync_replicas(IDENTITY, 2, averages=0.9)
     state = transform.init(PARAMS)
     with pytest.raises(
-        ValueError, match=r"not one of sync_replicas, but EmptyState: init\(params\) starts anew"
+        ValueError,
+        match=r"not one of sync_replicas, but EmptyState: init\(params\) makes a new one",
     ):
         transform.update(PARAMS, IDENTITY.init(PARAMS), PARAMS)
     with pytest.raises(
@@ -421,7 +422,7 @@ def test_what_does_not_fit_is_named():
     ):
         averaging.update(PARAMS, state, PARAMS)
     with pytest.raises(
-        ValueError, match=r"averages are of the parameters: call update\(gradients, state, params\)"
+        ValueError, match=r"averages need the parameters: call update\(gradients, state, params\)"
     ):
         averaging.update(PARAMS, averaging.init(PARAMS))
     with pytest.raises(ValueError, match="gradients and parameters differ: gradients have no w"):

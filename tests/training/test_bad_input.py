@@ -85,7 +85,7 @@ def test_a_batch_of_another_dtype(pipeline, fuse):
     batches[6]["y"] = batches[6]["y"].astype(np.int32)
     with pytest.raises(
         ValueError,
-        match=r"batch of step 7 has other dtypes .* y is int32\[8\], it was float32\[8\]",
+        match=r"batch of step 7 differs .* in dtype: y is int32\[8\], it was float32\[8\]",
     ):
         drive(batches, fuse=fuse)
 

@@ -106,8 +106,7 @@ def test_an_error_of_a_source_ends_the_run_and_says_where():
     with pytest.raises(OSError, match="disk on fire") as caught:
         train(data)
     assert any(
-        "input of step 3 was read from MapSource(RangeSource(64)" in note
-        for note in caught.value.__notes__
+        "input of step 3 from MapSource(RangeSource(64)" in note for note in caught.value.__notes__
     )
 
 

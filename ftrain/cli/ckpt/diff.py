@@ -23,8 +23,8 @@ def diff(
     from rich.table import Table
 
     from ftrain.checkpoints import open_reader
-    from ftrain.checkpoints.inspecting import compare_values
-    from ftrain.checkpoints.matching import Selection, describe
+    from ftrain.checkpoints.array_values import compare_values
+    from ftrain.checkpoints.matching import Selection, describe_leaf
 
     left, right = open_reader(a), open_reader(b)
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
@@ -43,7 +43,10 @@ def diff(
         if name not in right.variables or name not in left.variables:
             row = [name, f"only in {left.path if name in left.variables else right.path}"]
         elif left.variables[name] != right.variables[name]:
-            row = [name, f"{describe(left.variables[name])} and {describe(right.variables[name])}"]
+            row = [
+                name,
+                f"{describe_leaf(left.variables[name])} and {describe_leaf(right.variables[name])}",
+            ]
         else:
             found = compare_values(left.read(name), right.read(name))
             row = [name, "same"]

@@ -17,11 +17,11 @@ def remove(
 ) -> None:
     """Remove checkpoints of RUN. Not a pinned one, and the last good one only with --force."""
     from ftrain.checkpoints import CheckpointError, CheckpointManager
-    from ftrain.checkpoints.finding import directory_of
-    from ftrain.checkpoints.writing import discard
+    from ftrain.checkpoints.cleanup import discard
+    from ftrain.checkpoints.paths import checkpoint_directory
 
     run, steps = _split(run, steps)
-    manager = CheckpointManager(directory_of(run))
+    manager = CheckpointManager(checkpoint_directory(run))
     for step in steps:
         aside = manager.directory / (str(int(step)) if step.isdecimal() else step)
         if (
@@ -52,10 +52,10 @@ def unpin(run: Run, steps: Steps = None) -> None:
 
 def _pin(run: Path, steps: list[str] | None, pinned: bool) -> None:
     from ftrain.checkpoints import CheckpointManager
-    from ftrain.checkpoints.finding import directory_of
+    from ftrain.checkpoints.paths import checkpoint_directory
 
     run, steps = _split(run, steps)
-    manager = CheckpointManager(directory_of(run))
+    manager = CheckpointManager(checkpoint_directory(run))
     for step in steps:
         manager.pin(_number(step), pinned)
         typer.echo(f"{'pinned' if pinned else 'unpinned'} {manager.directory / step}")

@@ -22,13 +22,13 @@ def list_checkpoints(run: Run) -> None:
     from rich.table import Table
 
     from ftrain.checkpoints import CheckpointError, read_catalog
-    from ftrain.checkpoints.finding import describe, directory_of
-    from ftrain.checkpoints.retention import best_of
+    from ftrain.checkpoints.catalog import best_of
+    from ftrain.checkpoints.paths import checkpoint_directory, describe_path
 
-    directory = directory_of(run)
+    directory = checkpoint_directory(run)
     if not is_directory(directory):
         raise CheckpointError(
-            f"{run} {describe(run)}; expected a run, or a directory of checkpoints"
+            f"{run} {describe_path(run)}; expected a run, or a directory of checkpoints"
         )
     catalog = read_catalog(directory)
     records, policy = catalog.records, catalog.retention

@@ -22,7 +22,7 @@ def show(
     from rich.table import Table
 
     from ftrain.checkpoints import open_reader
-    from ftrain.checkpoints.inspecting import describe_values
+    from ftrain.checkpoints.array_values import describe_values
     from ftrain.checkpoints.matching import Selection
 
     reader = open_reader(checkpoint)

@@ -28,7 +28,7 @@ def verify(checkpoint: Checkpoint) -> None:
 def _damage(path: Path) -> tuple[list[str], str]:
     """What is wrong with a checkpoint, and what is to be said of one with which nothing is."""
     from ftrain.checkpoints import CheckpointError, open_reader
-    from ftrain.checkpoints.verifying import verify as find_damage
+    from ftrain.checkpoints.verification import verify as find_damage
     from ftrain.formats import is_tf_checkpoint
 
     if not is_tf_checkpoint(path):
@@ -46,10 +46,10 @@ def _damage(path: Path) -> tuple[list[str], str]:
 
 def _meant(path: Path) -> list[Path]:
     """The checkpoint, or all of those of a directory, also those that were put aside as suspect."""
-    from ftrain.checkpoints.catalog import numbered
-    from ftrain.checkpoints.finding import directory_of, locate
+    from ftrain.checkpoints.catalog import numbered_steps
+    from ftrain.checkpoints.paths import checkpoint_directory, find_checkpoint
 
-    directory = directory_of(path)
-    whole = [directory / str(step) for step in numbered(directory)]
+    directory = checkpoint_directory(path)
+    whole = [directory / str(step) for step in numbered_steps(directory)]
     suspects = [directory / name for name in list_names(directory) if name.endswith(".suspect")]
-    return [*whole, *suspects] if whole else [locate(path)]
+    return [*whole, *suspects] if whole else [find_checkpoint(path)]

@@ -1,4 +1,4 @@
-"""ftrain data ...: what there is to know and to do about files of records; one file a command."""
+"""ftrain data: show, verify, index and convert record files; one file per command."""
 
 import typer
 
@@ -8,7 +8,7 @@ from ftrain.cli.data.show import show
 from ftrain.cli.data.verify import verify
 
 app = typer.Typer(
-    help="Show, verify, index and convert files of records.",
+    help="Show, verify, index and convert record files.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

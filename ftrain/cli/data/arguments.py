@@ -1,4 +1,4 @@
-"""The arguments that the commands about data share."""
+"""Arguments that the data commands share, and the error for wrong ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,30 +6,31 @@ from typing import Annotated
 
 import typer
 
-from ftrain.cli.data.errors import DataCommandError
 from ftrain.storage import is_transient
 
 Files = Annotated[
     list[str],
     typer.Argument(
         metavar="FILES...",
-        help="Files of records, plain or compressed, or patterns as 'data/*.tfrecord'.",
+        help="Record files, plain or compressed, or patterns such as 'data/*.tfrecord'.",
     ),
 ]
-
-
 MaxRecordBytes = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="BYTES",
-        help="Refuse a longer record (256 MiB if not given), or line or row of a table (64 MiB if not given).",
+        help="Refuse longer records (default 256 MiB) and lines or rows of tables (64 MiB).",
     ),
 ]
 
 
+class DataCommandError(ValueError):
+    """A mistake in the arguments of a data command."""
+
+
 def match(files: Sequence[str]) -> list[Path]:
-    """The files that paths and patterns stand for; a DataCommandError if there are none."""
+    """Return the files that paths and patterns match; DataCommandError if there are none."""
     from ftrain.formats.records.patterns import match_files
 
     try:
@@ -41,6 +42,6 @@ def match(files: Sequence[str]) -> list[Path]:
     for path in found:
         if path.exists() and not path.is_file():
             raise DataCommandError(
-                f"{path} is no regular file, a pipe or a device; save it to a file first"
+                f"{path} is not a regular file, but a pipe or a device; save it to a file first"
             )
     return found

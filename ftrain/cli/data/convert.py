@@ -1,20 +1,22 @@
 """ftrain data convert SOURCE... TARGET"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ftrain.cli.data.arguments import MaxRecordBytes, match
-from ftrain.cli.data.errors import DataCommandError
-from ftrain.cli.data.kinds import Kind, source_kind, suffix_compression, target_kind
+from ftrain.cli.data.arguments import DataCommandError, MaxRecordBytes, match
 from ftrain.cli.tables import show_bytes
+
+if TYPE_CHECKING:
+    from ftrain.formats.tables.conversion import Kind
 
 Compression = Literal["gzip", "zlib"]
 _PATHS = (
-    "Files or patterns, then the file to write. The suffixes say what they are: .csv, .tsv, .jsonl, .npz, or "
-    ".tfrecord, which .gz or .zlib may follow."
+    "Files or patterns, then the file to write. The suffixes give the kinds of files: .csv, .tsv, "
+    ".jsonl, .npz, or .tfrecord, which .gz or .zlib may follow."
 )
 
 
@@ -23,50 +25,62 @@ def convert(
     shard_records: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Write TARGET in shards of so many records, TARGET-00000-of-00003."
+            min=1, help="Write TARGET in shards of this many records, TARGET-00000-of-00003."
         ),
     ] = None,
     compression: Annotated[
         Compression | None,
-        typer.Option(help="Compress records; if not given, TARGET's suffix says so."),
+        typer.Option(help="Compress records; by default as TARGET's suffix says."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace TARGET if it is there already.")
+        bool, typer.Option("--overwrite", help="Replace an existing TARGET.")
     ] = False,
     max_record_bytes: MaxRecordBytes = None,
 ) -> None:
-    """Convert tables to records of Examples and back, or records to records: compressed, plain, or in other shards."""
-    from ftrain.cli.data.conversion import to_records, to_table
-    from ftrain.cli.data.progress import interruptible
+    """Convert tables to records of Examples and back, or records to compressed or sharded ones."""
+    from ftrain.cli.data.progress import Bar, interruptible
+    from ftrain.formats.tables.conversion import target_kind, to_records, to_table
 
     if len(paths) < 2:
-        raise typer.BadParameter(f"wanted SOURCE... TARGET, got only {paths[0]}")
-    sources, target = match(paths[:-1]), Path(paths[-1])
-    _check_place(target)
-    kind, source = target_kind(target), _common_kind(sources)
+        raise typer.BadParameter(f"expected SOURCE... TARGET, got only {paths[0]}")
+    sources = match(paths[:-1])
+    target = Path(paths[-1])
+    _check_directory(target)
+    kind = target_kind(target)
+    source = _common_kind(sources)
     if "records" not in (kind, source):
         raise DataCommandError(
-            f"{sources[0]} is {source} and {target} is {kind}, but tables become records and records tables; "
-            "convert to .tfrecord first, and that to the other"
+            f"{sources[0]} is {source} and {target} is {kind}, but tables become records and "
+            "records tables; convert to .tfrecord first, and that to the other"
         )
     _check_target(sources, target, sharded=shard_records is not None)
     if kind != "records" and (shard_records or compression):
         option = "--shard-records" if shard_records else "--compression"
-        raise DataCommandError(f"{option} is for files of records; {target} is {kind}")
+        raise DataCommandError(f"{option} is for record files; {target} is {kind}")
     with interruptible():
         if kind == "records":
-            packing = _packing(target, compression)
-            count, written = to_records(
-                sources, source, target, packing, shard_records, overwrite, max_record_bytes
-            )
+            with _refuse_existing(target, sharded=shard_records is not None):
+                count, written = to_records(
+                    sources,
+                    source,
+                    target,
+                    compression=_compression(target, compression),
+                    shard_records=shard_records,
+                    overwrite=overwrite,
+                    limit=max_record_bytes,
+                    show=Bar,
+                )
         else:
-            count, written = to_table(sources, target, kind, overwrite, max_record_bytes), [target]
+            if target.exists() and not overwrite:
+                raise _exists(f"{target}")
+            count = to_table(sources, target, kind, limit=max_record_bytes, show=Bar)
+            written = [target]
     size = show_bytes(sum(path.stat().st_size for path in written))
     names = f"{written[0]}" if len(written) == 1 else f"{written[0]} to {written[-1].name}"
     typer.echo(f"{names}: {count:,} {'record' if count == 1 else 'records'}, {size}")
 
 
-def _check_place(target: Path) -> None:
+def _check_directory(target: Path) -> None:
     if target.is_dir():
         raise DataCommandError(f"{target} is a directory; give the name of a file in it")
     if target.parent.exists() and not target.parent.is_dir():
@@ -75,7 +89,9 @@ def _check_place(target: Path) -> None:
         )
 
 
-def _common_kind(sources: Sequence[Path]) -> Kind:
+def _common_kind(sources: Sequence[Path]) -> "Kind":
+    from ftrain.formats.tables.conversion import source_kind
+
     first = source_kind(sources[0])
     for path in sources[1:]:
         if (kind := source_kind(path)) != first:
@@ -86,8 +102,8 @@ def _common_kind(sources: Sequence[Path]) -> Kind:
 
 
 def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> None:
-    """What is read must not be replaced by what is written, also if that are shards."""
-    from ftrain.cli.data.record_files import shard_pattern
+    """Raise if the target, or one of its shards, would replace a source."""
+    from ftrain.formats.tables.conversion import shard_pattern
 
     pattern = shard_pattern(target)
     for path in sources:
@@ -99,13 +115,29 @@ def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> No
             )
 
 
-def _packing(target: Path, compression: Compression | None) -> Literal["GZIP", "ZLIB"] | None:
+def _compression(target: Path, compression: Compression | None) -> Literal["GZIP", "ZLIB"] | None:
+    from ftrain.formats.tables.conversion import suffix_compression
+
     by_suffix = suffix_compression(target)
-    asked: dict[str, Literal["GZIP", "ZLIB"]] = {"gzip": "GZIP", "zlib": "ZLIB"}
+    by_option: dict[str, Literal["GZIP", "ZLIB"]] = {"gzip": "GZIP", "zlib": "ZLIB"}
     if compression is None:
         return by_suffix
-    if by_suffix not in (None, asked[compression]):
+    if by_suffix not in (None, by_option[compression]):
         raise DataCommandError(
             f"{target} would be {by_suffix} by its suffix, and --compression says {compression}"
         )
-    return asked[compression]
+    return by_option[compression]
+
+
+@contextmanager
+def _refuse_existing(target: Path, *, sharded: bool) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        if error.filename is not None:  # from the system: a parent directory is a file
+            raise
+        raise _exists(f"shards of {target}" if sharded else f"{target}") from None
+
+
+def _exists(what: str) -> DataCommandError:
+    return DataCommandError(f"{what}: exists already; choose another name, or pass --overwrite")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ftrain.cli.data.arguments import Files, match
+from ftrain.cli.data.arguments import DataCommandError, Files, match
 from ftrain.cli.tables import show_bytes
 
 
@@ -20,7 +20,7 @@ def index(
         ),
     ] = False,
 ) -> None:
-    """Write the index of each plain file of records beside it, as FILE.index, for reading records in any order."""
+    """Write the index of each plain record file beside it, as FILE.index, for random access."""
     from ftrain.cli.data.progress import Bar, interruptible
 
     paths = match(files)
@@ -33,31 +33,33 @@ def index(
 
 
 def _index(path: Path, on_damage: Literal["raise", "skip"]) -> str:
-    """Makes the index of a file; what there is to say of it."""
-    from ftrain.cli.data.errors import DataCommandError, named, told_with
+    """Write the index of a file; return a line about it."""
     from ftrain.formats.records.indexing import index_records
     from ftrain.formats.records.sidecar import load_sidecar, sidecar_path
+    from ftrain.formats.tables.conversion import advise, name_file
 
-    with named(path), told_with("--skip-damaged leaves damaged records out of the index"):
+    with name_file(path), advise("--skip-damaged leaves damaged records out of the index"):
         fresh = load_sidecar(path, os.stat(path), on_damage) is not None
         found = index_records(path, on_damage=on_damage)
     sidecar = sidecar_path(path)
     if not fresh and load_sidecar(path, os.stat(path), on_damage) is None:
         raise DataCommandError(
-            f"{sidecar} could not be written; see that its directory takes files, and that {path} is not being changed"
+            f"{sidecar} could not be written; check that its directory is writable, "
+            f"and that {path} is not being changed"
         )
     left_out = f", {len(found.damages):,} damaged left out" if found.damages else ""
     state = "was up to date" if fresh else f"written, {show_bytes(sidecar.stat().st_size)}"
-    return f"{path}: {len(found):,} records{left_out}, {show_bytes(found.size)}; {sidecar.name} {state}"
+    size = show_bytes(found.size)
+    return f"{path}: {len(found):,} records{left_out}, {size}; {sidecar.name} {state}"
 
 
 def _refuse_compressed(path: Path) -> None:
-    from ftrain.cli.data.errors import DataCommandError
-    from ftrain.cli.data.kinds import plain_name
     from ftrain.formats.records.compression import detect_compression
+    from ftrain.formats.tables.conversion import plain_name
 
     if compression := detect_compression(path):
+        command = shlex.join(["ftrain", "data", "convert", str(path), str(plain_name(path))])
         raise DataCommandError(
-            f"{path} is compressed ({compression}), and only records of a plain file can be read in any order\n"
-            f"make a plain one with: {shlex.join(['ftrain', 'data', 'convert', str(path), str(plain_name(path))])}"
+            f"{path} is compressed ({compression}), and only a plain file has random access\n"
+            f"make a plain one with: {command}"
         )

@@ -1,4 +1,4 @@
-"""A bar that follows the reading of files."""
+"""A progress bar for reading files."""
 
 import signal
 import sys
@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 Item = TypeVar("Item")
-_EVERY = 256  # items between two updates, which cost more than an item
+_EVERY = 256  # items between two updates: an update costs more than an item
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C as an exception, so that nothing is left half done; otherwise it ends a command at once.
+    """Turn Ctrl-C into KeyboardInterrupt, so that temporary files are removed.
 
-    What is imported should be so before, as an exception could be lost in an import. A SIGINT that is ignored, as in
-    the background of a script, stays so.
+    Import modules before, because an import may swallow the exception. An ignored SIGINT, as in the
+    background of a script, stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
@@ -33,7 +33,7 @@ def interruptible() -> Iterator[None]:
 
 
 class Bar:
-    """How much of the bytes of `paths` has been read: on a terminal, and on the standard error."""
+    """Shows on stderr, if that is a terminal, how many bytes of `paths` have been read."""
 
     def __init__(self, verb: str, paths: Sequence[Path]):
         console = Console(stderr=True)
@@ -50,16 +50,19 @@ class Bar:
             console=console,
             transient=True,
             disable=not self._shown,
-            redirect_stdout=sys.stdout.isatty(),  # what is printed stands above the bar, but must still reach a pipe
+            # Print above the bar on a terminal, but leave a piped stdout alone.
+            redirect_stdout=sys.stdout.isatty(),
         )
-        self._verb, self._count, self._before = verb, 0, 0
+        self._verb = verb
+        self._count = 0
+        self._before = 0
         self._sizes = {path: path.stat().st_size for path in paths}
         self._task = self._progress.add_task(verb, total=sum(self._sizes.values()) or 1, count="")
 
     def follow(
         self, path: Path, items: Iterable[Item], size: Callable[[Item], int]
     ) -> Iterator[Item]:
-        """The same items of a file, of `size` bytes of it each."""
+        """Yield the items of a file; `size` returns the bytes of the file that an item takes."""
         if not self._shown:
             yield from items
         else:
@@ -73,13 +76,14 @@ class Bar:
         self.finish(path)
 
     def finish(self, path: Path) -> None:
-        """All of a file has been read."""
+        """Count all of a file as read."""
         self._before += self._sizes[path]
         self._update(path, 0)
 
     def _update(self, path: Path, done: int) -> None:
         if self._shown:
-            now = self._before + min(done, self._sizes[path])  # sizes may be of what was compressed
+            # `done` may count uncompressed bytes, beyond the size of the file.
+            now = self._before + min(done, self._sizes[path])
             count = f"{self._count:,}" if self._count else ""
             self._progress.update(
                 self._task, completed=now, count=count, description=f"{self._verb} {path.name}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from ftrain.cli.data.arguments import Files, match
+from ftrain.cli.data.arguments import DataCommandError, Files, match
 from ftrain.cli.tables import print_table, show_bytes
 
 if TYPE_CHECKING:
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
     from ftrain.cli.data.progress import Bar
 
-_SAMPLE = 1000  # records to guess from
-_SAMPLE_BYTES = 1 << 24
+_SAMPLE = 1000  # records to guess the features from
+_SAMPLE_BYTES = 1 << 24  # and their bytes
 
 
 def show(
     files: Files,
     examples: Annotated[
-        int, typer.Option(min=0, max=_SAMPLE, help="How many of the first records to show.")
+        int, typer.Option(min=0, max=_SAMPLE, help="Number of records to show, from the first.")
     ] = 3,
 ) -> None:
-    """Show what FILES hold: how many records, which features they have, a spec that parses them, and the first ones."""
-    from ftrain.cli.data.guesses import print_guess, print_record
+    """Show the number of records in FILES, their features, a spec to parse them, and the first."""
     from ftrain.cli.data.progress import Bar, interruptible
+    from ftrain.cli.data.schema_text import print_guess, print_record
     from ftrain.formats.examples.guessing import guess_schema
 
     paths = match(files)
@@ -62,50 +62,49 @@ class _Survey(NamedTuple):
 
 
 def _share(number: int, files: int) -> int:
-    """How many records of a file belong to the sample, such that each file gives some if they are not too many."""
+    """Return how many records of a file belong to the sample, evenly over the files."""
     return _SAMPLE * (number + 1) // files - _SAMPLE * number // files
 
 
 def _survey(bar: "Bar", path: Path, share: int) -> _Survey:
-    from ftrain.cli.data.errors import named
-    from ftrain.cli.data.reading import follow_records
     from ftrain.formats.records.compression import detect_compression
     from ftrain.formats.records.reading import read_records
+    from ftrain.formats.tables.conversion import follow_records, name_file
 
     compression = detect_compression(path)
     limit = _SAMPLE_BYTES * share // _SAMPLE
-    with named(path), _hinting(path):
+    with name_file(path), _explain_damage(path):
         if compression:
             sample, lengths = _count(follow_records(bar, path, verify=False), share, limit)
         else:
-            sample, lengths = _sample(read_records(path), share, limit), _plain_lengths(path)
+            sample = _sample(read_records(path), share, limit)
+            lengths = _plain_lengths(path)
             bar.finish(path)
     return _Survey(path, compression, lengths, sample)
 
 
 @contextmanager
-def _hinting(path: Path) -> Iterator[None]:
-    """Tells a file of something else from one that is damaged, as far as one can."""
-    from ftrain.cli.data.errors import DataCommandError, told_with
+def _explain_damage(path: Path) -> Iterator[None]:
+    """Advise what to do about damage; a file that starts with it is perhaps not a record file."""
     from ftrain.formats.records.framing import HEADER_CUT, HEADER_WRONG, DamagedRecordError
+    from ftrain.formats.tables.conversion import advise, verify_advice
 
-    with told_with(
-        f"`ftrain data verify {shlex.quote(str(path))}` tells what is damaged in it and what is not"
-    ):
+    with advise(verify_advice(path)):
         try:
             yield
         except DamagedRecordError as error:
             if error.offset == 0 and error.reason in (HEADER_WRONG, HEADER_CUT):
-                message = f"{path} is no file of records, or damaged from its first byte on"
                 raise DataCommandError(
-                    f"{message}\n`ftrain data verify {shlex.quote(str(path))}` looks for records in it"
+                    f"{path} is not a record file, or damaged from its first byte on\n"
+                    f"`ftrain data verify {shlex.quote(str(path))}` searches for records in it"
                 ) from None
             raise
 
 
 def _sample(records: Iterator[bytes], share: int, limit: int) -> list[bytes]:
-    """The first `share` records, fewer if they have more bytes than `limit`; but one at least."""
-    sample, size = [], 0
+    """Return the first `share` records, or fewer if they exceed `limit` bytes, at least one."""
+    sample = []
+    size = 0
     for record in islice(records, share):
         sample.append(record)
         size += len(record)
@@ -115,7 +114,7 @@ def _sample(records: Iterator[bytes], share: int, limit: int) -> list[bytes]:
 
 
 def _count(records: Iterator[bytes], share: int, limit: int) -> "tuple[list[bytes], np.ndarray]":
-    """A sample, and the lengths of all records."""
+    """Return a sample, and the lengths of all records."""
     import numpy as np
 
     sample = _sample(records, share, limit)
@@ -124,7 +123,7 @@ def _count(records: Iterator[bytes], share: int, limit: int) -> "tuple[list[byte
 
 
 def _plain_lengths(path: Path) -> "np.ndarray":
-    """The lengths of all records of a plain file, which their headers tell; an index beside it is used, not made."""
+    """Return the lengths of all records of a plain file, from its sidecar or its headers."""
     from ftrain.formats.records.indexing import index_records
     from ftrain.formats.records.sidecar import load_sidecar
 

@@ -18,16 +18,19 @@ def verify(
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help=f"All that is damaged, not only the first {_SHOWN} places of a file."
+            "--all", help=f"List all damage, not only the first {_SHOWN} places of a file."
         ),
     ] = False,
     max_record_bytes: MaxRecordBytes = None,
 ) -> None:
-    """Read every record of FILES and verify all checksums; exits with 1 if one is damaged."""
+    """Read every record of FILES and verify all checksums; exit with 1 if one is damaged."""
     from ftrain.cli.data.progress import Bar, interruptible
-    from ftrain.cli.data.reading import follow_records
+    from ftrain.formats.tables.conversion import follow_records
 
-    paths, good, damaged, places = match(files), 0, 0, 0
+    paths = match(files)
+    good = 0  # records
+    damaged = 0  # files
+    places = 0
     with interruptible(), Bar("verifying", paths) as bar:
         for path in paths:
             damages: list[DamagedRecordError] = []
@@ -35,12 +38,14 @@ def verify(
                 bar, path, on_damage="skip", damages=damages, max_record_bytes=max_record_bytes
             )
             count = sum(1 for _ in records)
-            good, damaged, places = good + count, damaged + bool(damages), places + len(damages)
+            good += count
+            damaged += bool(damages)
+            places += len(damages)
             state = f"DAMAGED in {_number(len(damages), 'place')}" if damages else "good"
             typer.echo(
                 f"{path}: {_number(count, 'record')}, {show_bytes(path.stat().st_size)}, {state}"
             )
-            _tell(damages, len(damages) if everything else _SHOWN)
+            _print_damages(damages, len(damages) if everything else _SHOWN)
     if damaged or len(paths) > 1:
         ending = (
             f"damage in {_number(places, 'place')} of {_number(damaged, 'file')}"
@@ -51,14 +56,14 @@ def verify(
     raise typer.Exit(1 if damaged else 0)
 
 
-def _tell(damages: "list[DamagedRecordError]", most: int) -> None:
+def _print_damages(damages: "list[DamagedRecordError]", most: int) -> None:
     for damage in damages[:most]:
         where = (
             f"byte {damage.offset:,}{' of the uncompressed data' if damage.uncompressed else ''}"
         )
         typer.echo(f"  record {damage.number:,} at {where}: {damage.reason}")
     if len(damages) > most:
-        typer.echo(f"  and {len(damages) - most:,} more, which --all tells")
+        typer.echo(f"  and {len(damages) - most:,} more, listed with --all")
 
 
 def _number(count: int, noun: str) -> str:

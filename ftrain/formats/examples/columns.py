@@ -1,4 +1,4 @@
-"""Columns: where the values of one feature lie in the bytes of many records, and those values as one array."""
+"""Columns: the values of one feature in many records, located in their bytes and decoded."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,21 +8,19 @@ from google.protobuf.message import DecodeError
 
 from ftrain.formats.examples.messages import BytesList
 
-# Which list a feature has. The first four are the numbers of the fields in the message.
+# The kind of list of a feature. The first four are the field numbers in the message.
 ABSENT, BYTES, FLOAT, INT64 = range(4)
-BYTES_MESSAGE = 4  # bytes too, but the span is that of the whole list and not of its only value
-EMPTY = 5  # the feature is there, without any list
+BYTES_MESSAGE = 4  # bytes, but the span covers the whole list and not its only value
+EMPTY = 5  # the feature is present, without any list
 KIND_NAMES = {ABSENT: "nothing", BYTES: "bytes", FLOAT: "floats", INT64: "integers"}
-PADDING = bytes(
-    512
-)  # behind the last record, so that a window that begins inside of it ends in the buffer
+PADDING = bytes(512)  # after the last record, so that windows that start inside it fit
 
-_SHORT = 64  # bytes up to this length are taken as a table
-_SPARSE = 32  # from this mean length on a loop over slices is faster than an index of every byte
+_SHORT = 64  # bytes values up to this length are copied as a table
+_SPARSE = 32  # from this mean length on, slicing is faster than an index of every byte
 _LONGEST_VARINT = 10
 _WORDS = (np.dtype("<u4"), np.dtype("<u8"))
 _FLAGS = (0x80808080, 0x8080808080808080)  # "more bytes follow", in each byte of a word
-# By the size of a varint: all of its bytes in a word, and the flags that it has, in every byte but the last.
+# By the size of a varint: a mask of its bytes, and its flags, set in every byte but the last.
 _BELOW = [
     np.array([(1 << 8 * size) - 1 for size in range(word.itemsize + 1)], word) for word in _WORDS
 ]
@@ -32,42 +30,44 @@ _MORE = [
 
 
 class UnusualError(ValueError):
-    """Bytes that a walk took for canonical, and that are not: a real parser has to decide what they are."""
+    """Bytes that are not canonical after all, so that protobuf must parse them."""
 
 
 class Spans(NamedTuple):
-    """For every record: which list a feature has, and which bytes hold its values."""
+    """For every record: the kind of list of a feature, and the bytes that hold its values."""
 
     kinds: np.ndarray  # uint8
-    starts: np.ndarray  # int64, where the payload begins
-    lengths: np.ndarray  # int64, its bytes
+    starts: np.ndarray  # int64, of the payloads
+    lengths: np.ndarray  # int64, in bytes
 
     @classmethod
     def absent(cls, count: int) -> "Spans":
+        """Return spans of records without the feature."""
         return cls(np.zeros(count, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.int64))
 
     def put(self, records: np.ndarray, others: "Spans") -> None:
+        """Replace the spans of the given records."""
         for array, values in zip(self, others, strict=True):
             array[records] = values
 
 
 class Column(NamedTuple):
-    """The values of one feature in all records, one after the other."""
+    """The values of one feature in all records, concatenated."""
 
     kinds: np.ndarray  # uint8, ABSENT to INT64
     values: np.ndarray  # flat: float32, int64, or objects of bytes
-    counts: np.ndarray  # int64, how many of the values each record has
+    counts: np.ndarray  # int64, the number of values of each record
 
 
 class Payloads:
-    """The payloads of one feature in messages that were parsed, one after the other."""
+    """Collects the payloads of one feature from parsed messages."""
 
     def __init__(self):
         self.parts: list[bytes] = []
         self._rows: list[tuple[int, int]] = []  # kinds and lengths
 
     def add(self, feature: Any) -> None:
-        """`feature` must have no unknown fields; None is one that is absent."""
+        """Append a feature without unknown fields; None if it is absent."""
         field = None if feature is None else feature.WhichOneof("kind")
         if field is None:
             self._rows.append((ABSENT, 0))
@@ -82,14 +82,16 @@ class Payloads:
         self.parts.append(body)
 
     def spans(self, start: int) -> Spans:
-        """Where the payloads lie if the first of them is at `start`."""
+        """Return the spans of the payloads if the first is at `start`."""
         kinds, lengths = np.array(self._rows, np.int64).reshape(-1, 2).T
         return Spans(kinds.astype(np.uint8), start + lengths.cumsum() - lengths, lengths)
 
 
 def join_payloads(payloads: Sequence[Payloads], data: bytes) -> tuple[list[Spans], bytes]:
-    """The spans of each, and `data` with all payloads and PADDING behind it."""
-    spans, parts, end = [], [data], len(data)
+    """Return the spans of each, and `data` followed by all payloads and PADDING."""
+    spans = []
+    parts = [data]
+    end = len(data)
     for payload in payloads:
         spans.append(payload.spans(end))
         parts += payload.parts
@@ -98,9 +100,9 @@ def join_payloads(payloads: Sequence[Payloads], data: bytes) -> tuple[list[Spans
 
 
 def read_column(data: bytes, spans: Spans, kind: int) -> Column:
-    """The values of records that have `kind`; those with another one are checked, but count no values.
+    """Decode the values of records that have `kind`; others are checked, but count no values.
 
-    `data` ends with PADDING. UnusualError if a payload is not what its kind wants.
+    `data` must end with PADDING. UnusualError if a payload does not fit its kind.
     """
     kinds, starts, lengths = spans
     if np.count_nonzero(kinds == kind) < len(kinds):
@@ -119,7 +121,7 @@ def read_column(data: bytes, spans: Spans, kind: int) -> Column:
 
 
 def check_spans(data: bytes, spans: Spans) -> None:
-    """UnusualError unless every payload is what its kind wants; single bytes and floats are so by their length."""
+    """Raise UnusualError unless every payload fits its kind; single bytes and floats always do."""
     for kind, read in ((INT64, _read_integers), (BYTES_MESSAGE, _read_lists)):
         chosen = spans.kinds == kind
         if chosen.any():
@@ -127,7 +129,7 @@ def check_spans(data: bytes, spans: Spans) -> None:
 
 
 def gather(data: bytes | bytearray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The bytes of all spans, one after the other, as a new array."""
+    """Return the bytes of all spans, concatenated, as a new array."""
     if not len(starts):
         return np.empty(0, np.uint8)
     width = int(lengths[0])
@@ -148,20 +150,21 @@ def gather(data: bytes | bytearray, starts: np.ndarray, lengths: np.ndarray) -> 
 
 
 def windows(data: bytes | bytearray, width: int) -> np.ndarray:
-    """A view of every `width` adjacent bytes, without type: an item of those is copied faster than a row of bytes."""
+    """Return a view of every `width` adjacent bytes as void items, which copy fast."""
     return np.ndarray((len(data) - width + 1,), np.dtype((np.void, width)), data, strides=(1,))
 
 
 def slice_objects(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Each span as a bytes object, in an array of objects."""
-    count, width = len(starts), largest(lengths)
+    """Return each span as a bytes object, in an object array."""
+    count = len(starts)
+    width = largest(lengths)
     ends = starts + lengths
     if 0 < width <= _SHORT:
         table = windows(data, width)[starts].view(np.uint8).reshape(count, width)
         table *= np.arange(width, dtype=np.uint8) < lengths.astype(np.uint8)[:, None]
         values = table.view(f"S{width}").reshape(count).astype(object)
         for number in np.flatnonzero(np.frombuffer(data, np.uint8)[ends - 1] == 0).tolist():
-            values[number] = data[starts[number] : ends[number]]  # numpy drops zeros from the end
+            values[number] = data[starts[number] : ends[number]]  # numpy drops trailing zeros
         return values
     return as_objects(
         [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
@@ -169,18 +172,19 @@ def slice_objects(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.nd
 
 
 def largest(values: np.ndarray) -> int:
+    """Return the maximum of non-negative values, 0 if there are none."""
     return int(values.max()) if len(values) else 0  # max(initial=0) is many times slower
 
 
 def as_objects(values: Sequence[Any]) -> np.ndarray:
-    """An array of one dimension, whatever the values are."""
+    """Return a one-dimensional object array of the values."""
     array = np.empty(len(values), object)
     array[:] = values
     return array
 
 
 def _strip_header(body: bytes) -> bytes:
-    """The payload of a message of one packed field, behind tag and varint; a message without values is empty."""
+    """Return the payload of a message of one packed field, after tag and varint."""
     place = 1
     while place < len(body) and body[place] >= 128:
         place += 1
@@ -190,7 +194,7 @@ def _strip_header(body: bytes) -> bytes:
 def _read_bytes(
     data: bytes, starts: np.ndarray, lengths: np.ndarray, present: np.ndarray, listed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values and counts where some records have one value, some a list of them, and some nothing."""
+    """Return values and counts where records have one value, a list of them, or none."""
     counts = present.astype(np.int64)
     if not listed.any():
         return slice_objects(data, starts[present], lengths[present]), counts
@@ -223,7 +227,7 @@ def _parse_list(body: bytes) -> list[bytes]:
 def _read_integers(
     data: bytes, starts: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Packed varints: values and counts."""
+    """Decode packed varints; return values and counts."""
     longest = largest(lengths)
     if longest <= 8 and np.count_nonzero(lengths) == len(lengths):  # perhaps one value each
         words, kind = _read_words(data, starts, lengths, longest)
@@ -250,7 +254,7 @@ def _decode_varints(packed: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -
         packed.tobytes() + PADDING[:8], starts, np.minimum(sizes, 8), min(longest, 8)
     )
     values = _squeeze(words, min(longest, 8))
-    for place in range(8, longest):  # of ten bytes the last one gives a single bit, the sign
+    for place in range(8, longest):  # byte ten holds a single bit, the sign
         chosen = np.flatnonzero(sizes > place)
         values[chosen] |= (
             (packed[starts[chosen] + place] & 127).astype(np.uint64) << (7 * place)
@@ -261,14 +265,14 @@ def _decode_varints(packed: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -
 def _read_words(
     data: bytes, starts: np.ndarray, sizes: np.ndarray, longest: int
 ) -> tuple[np.ndarray, int]:
-    """Varints of up to 4 or 8 bytes as words, without what is behind them, and which of the two words they are."""
+    """Return varints of up to 4 or 8 bytes as masked words, and the index of the word type."""
     kind = 0 if longest <= 4 else 1
     word = _WORDS[kind]
     return windows(data, word.itemsize)[starts].view(word) & _BELOW[kind][sizes], kind
 
 
 def _squeeze(words: np.ndarray, size: int) -> np.ndarray:
-    """Seven bits of each byte, next to each other."""
+    """Join the low seven bits of each byte."""
     values = words & 0x7F
     for place in range(1, size):
         values |= (words >> place) & (0x7F << 7 * place)

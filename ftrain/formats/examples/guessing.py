@@ -1,4 +1,4 @@
-"""Guessing: what records hold, and the spec that would parse them.
+"""Guess the features of records, and a spec to parse them.
 
 guess = guess_schema(list(itertools.islice(read_records("train.tfrecord"), 1000)))
 guess.spec  # {"image": Fixed((64,), "float32"), "label": Fixed((), "int64")}
@@ -6,51 +6,47 @@ guess.spec  # {"image": Fixed((64,), "float32"), "label": Fixed((), "int64")}
 
 import dataclasses
 import re
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from ftrain.formats.examples.features import Entry, Fixed, Image, Ragged, Raw
+from ftrain.formats.examples.features import Entry, Fixed, Image, Ragged, Raw, Steps
+from ftrain.formats.examples.images import JPEG, PNG, image_shape
 from ftrain.formats.examples.messages import Example, SequenceExample
-from ftrain.formats.examples.sequences import Steps
 
 RecordKind = Literal["example", "sequence", "other"]
 
 _KINDS = {"float_list": "float", "int64_list": "int64", "bytes_list": "bytes"}
 _DTYPES = {"float": "float32", "int64": "int64", "bytes": "bytes"}
 _DEFAULTS = {"float": 0.0, "int64": 0, "bytes": b""}
-_PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 4, 6: 4}  # by the colour type; a palette's colours are RGB
-_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 @dataclasses.dataclass
 class FeatureGuess:
-    """What one feature, or each step of a feature list, was seen to hold."""
+    """Statistics of one feature, or of the steps of a feature list."""
 
-    kinds: set[str] = dataclasses.field(
-        default_factory=set
-    )  # "float", "int64", "bytes"; several if records differ
-    present: int = 0  # records, or steps, that have a list of values, if an empty one
-    missing: int = 0  # those that have none
-    counts: tuple[int, int] = (0, 0)  # the least and the most values
-    range: tuple[float, float] | None = None  # of numbers that are finite; of bytes, their lengths
-    not_finite: int = 0
+    # "float", "int64", "bytes"; several if records differ.
+    kinds: set[str] = dataclasses.field(default_factory=set)
+    present: int = 0  # records, or steps, with a list of values, perhaps an empty one
+    missing: int = 0  # records, or steps, without
+    counts: tuple[int, int] = (0, 0)  # the smallest and largest number of values
+    range: tuple[float, float] | None = None  # of finite numbers; of the lengths of bytes
+    nonfinite: int = 0
     looks: set[str] = dataclasses.field(default_factory=set)  # bytes: "PNG", "JPEG", "text", "raw"
     image_shapes: set[tuple[int, int, int] | None] = dataclasses.field(default_factory=set)
-    steps: tuple[int, int] | None = None  # of a feature list: the least and the most in a record
+    steps: tuple[int, int] | None = None  # smallest and largest number in a record
 
     @property
     def entry(self) -> Entry | Steps | None:
-        """What a spec would say of it; None if records have different kinds, or no values at all."""
+        """The entry of a spec; None if records differ in kind, or have no values at all."""
         if len(self.kinds) != 1:
             return None
         (kind,) = self.kinds
-        least, most = self.counts
-        if least != most or not most:
+        fewest, most = self.counts
+        if fewest != most or not most:
             return Ragged(_DTYPES[kind])
         shape = () if most == 1 else (most,)
         fixed = Fixed(shape, _DTYPES[kind], default=_DEFAULTS[kind] if self.missing else None)
@@ -68,13 +64,14 @@ class FeatureGuess:
         return None
 
     def add(self, message: Any) -> None:
-        """Takes in one Feature."""
+        """Include one Feature."""
         field = message.WhichOneof("kind")
         if field is None:
             self.missing += 1
             return
         values = getattr(message, field).value
-        count, kind = len(values), _KINDS[field]
+        count = len(values)
+        kind = _KINDS[field]
         self.kinds.add(kind)
         self.counts = (
             (min(self.counts[0], count), max(self.counts[1], count))
@@ -92,7 +89,7 @@ class FeatureGuess:
     def _add_numbers(self, values: np.ndarray) -> None:
         if values.dtype == np.float32:
             finite = values[np.isfinite(values)]
-            self.not_finite += len(values) - len(finite)
+            self.nonfinite += len(values) - len(finite)
             values = finite
         if len(values):
             self._widen(values.min().item(), values.max().item())
@@ -115,11 +112,11 @@ class FeatureGuess:
 
 @dataclasses.dataclass
 class SchemaGuess:
-    """What a sample of records holds; `features` of SequenceExamples are those of their contexts."""
+    """The features of a sample of records; for SequenceExamples those of the contexts."""
 
     kind: RecordKind
     records: int
-    others: int  # records of the sample that are neither Examples nor SequenceExamples
+    others: int  # records that are neither Examples nor SequenceExamples
     features: dict[str, FeatureGuess]
     lists: dict[str, FeatureGuess]
 
@@ -130,15 +127,15 @@ class SchemaGuess:
 
     @property
     def sequence_spec(self) -> dict[str, Any]:
-        """The same of feature lists."""
+        """The entries of all feature lists that have one."""
         return _entries(self.lists)
 
 
 def guess_schema(records: Sequence[bytes]) -> SchemaGuess:
-    """What records hold: examples if they are such, sequences if one of them has feature lists."""
+    """Guess the features of records; they are sequences if one of them has feature lists."""
     kinds = [record_kind(record) for record in records]
     known = [record for record, kind in zip(records, kinds, strict=True) if kind != "other"]
-    # Records of no bytes are Examples in theory, but tell nothing.
+    # Empty records are valid Examples, but carry no information.
     if not any(known):
         return SchemaGuess("other", len(records), len(records), {}, {})
     guess = SchemaGuess(
@@ -148,18 +145,16 @@ def guess_schema(records: Sequence[bytes]) -> SchemaGuess:
         message = SequenceExample.FromString(record)
         _add(guess.features, message.context.feature, number)
         _add_lists(guess.lists, message.feature_lists.feature_list, number)
-    guess.features, guess.lists = (
-        dict(sorted(guess.features.items())),
-        dict(sorted(guess.lists.items())),
-    )
+    guess.features = dict(sorted(guess.features.items()))
+    guess.lists = dict(sorted(guess.lists.items()))
     return guess
 
 
 def record_kind(data: bytes) -> RecordKind:
-    """Which message the bytes are.
+    """Return which message the bytes are.
 
-    Nearly any message parses as an Example, with fields that an Example does not have: so there must be none of those.
-    A SequenceExample is an Example with a field more.
+    Nearly any message parses as an Example with unknown fields, so there must be none of those. A
+    SequenceExample is an Example with one more field.
     """
     if _is_whole(Example, data):
         return "example"
@@ -167,36 +162,24 @@ def record_kind(data: bytes) -> RecordKind:
 
 
 def look_of(value: bytes) -> str:
-    """What bytes look like: "PNG", "JPEG", "text" or "raw"; "" for no bytes, which look like anything."""
-    if value.startswith(_PNG):
+    """Return what bytes look like: "PNG", "JPEG", "text" or "raw"; "" if they are empty."""
+    if value.startswith(PNG):
         return "PNG"
-    if value.startswith(_JPEG):
+    if value.startswith(JPEG):
         return "JPEG"
     try:
         text = value.decode()
     except UnicodeDecodeError:
         return "raw"
-    if _NO_TEXT.search(text):
+    if _CONTROL.search(text):
         return "raw"
     return "text" if text else ""
-
-
-def image_shape(data: bytes) -> tuple[int, int, int] | None:
-    """Height, width and channels as the head of a PNG or JPEG file has them; None if it does not."""
-    if data.startswith(_PNG):
-        if len(data) < 26:
-            return None
-        width, height, _, colours = struct.unpack_from(">IIBB", data, 16)
-        shape = height, width, _PNG_CHANNELS.get(colours, 0)
-    else:
-        shape = next(_jpeg_frames(data), (0, 0, 0))
-    return shape if all(shape) else None
 
 
 def _image(shape: tuple[int, int, int] | None) -> Image | None:
     try:
         return None if shape is None else Image(shape)
-    except ValueError:  # more pixels than are decoded
+    except ValueError:  # more pixels than Image decodes
         return None
 
 
@@ -216,7 +199,7 @@ def _entries(guesses: Mapping[str, FeatureGuess]) -> dict[str, Any]:
 
 def _add(guesses: dict[str, FeatureGuess], features: Mapping[str, Any], number: int) -> None:
     for name in features:
-        # A feature that is new in this record was missing in all those before it.
+        # A feature that is new in this record was missing in all earlier ones.
         guesses.setdefault(name, FeatureGuess(missing=number)).add(features[name])
     for name in guesses.keys() - set(features):
         guesses[name].missing += 1
@@ -230,17 +213,5 @@ def _add_lists(guesses: dict[str, FeatureGuess], lists: Mapping[str, Any], numbe
         guess.steps = min(earlier[0], count), max(earlier[1], count)
         for step in lists[name].feature:
             guess.add(step)
-    for name in guesses.keys() - set(lists):  # a list that is not there has no steps
+    for name in guesses.keys() - set(lists):  # a missing list has no steps
         guesses[name].steps = 0, (guesses[name].steps or (0, 0))[1]
-
-
-def _jpeg_frames(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """The shapes in the frame headers of a JPEG file, of which a picture has one."""
-    at = 2
-    while at + 10 <= len(data) and data[at] == 0xFF:
-        marker, length = struct.unpack_from(">BH", data, at + 1)
-        # 0xC4, 0xC8 and 0xCC lie among the markers of frames, and are tables.
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width, components = struct.unpack_from(">HHB", data, at + 5)
-            yield height, width, 1 if components == 1 else 3
-        at += 2 + length

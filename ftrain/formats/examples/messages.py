@@ -1,4 +1,4 @@
-"""Examples: TensorFlow's records of named features, as messages, as bytes and as arrays.
+"""Examples: TensorFlow's messages of named features, encoded and decoded.
 
 data = encode_example({"x": np.zeros(64, np.float32), "label": 3, "name": b"zebra"})
 decode_example(data)["label"]  # array([3])
@@ -14,16 +14,13 @@ from google.protobuf.message import DecodeError
 
 FeatureArrays = dict[str, np.ndarray | None]
 
-_LISTS = {
-    "bytes_list": "BytesList",
-    "float_list": "FloatList",
-    "int64_list": "Int64List",
-}  # numbered 1, 2, 3
+# In the order of their field numbers 1, 2, 3.
+_LISTS = {"bytes_list": "BytesList", "float_list": "FloatList", "int64_list": "Int64List"}
 _INT64 = np.iinfo(np.int64)
 
 
 def _make_pool() -> descriptor_pool.DescriptorPool:
-    # A pool of our own does not collide with the one of TensorFlow in the same process.
+    # A separate pool does not collide with that of TensorFlow in the same process.
     file = descriptor_pb2.FileDescriptorProto(
         name="example.proto", package="tensorflow", syntax="proto3"
     )
@@ -54,18 +51,20 @@ def _add_message(
     message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: str
 ) -> descriptor_pb2.FieldDescriptorProto:
     field = message.field.add(name=name, number=number, type_name=f".tensorflow.{kind}")
-    field.label, field.type = field.LABEL_OPTIONAL, field.TYPE_MESSAGE
+    field.label = field.LABEL_OPTIONAL
+    field.type = field.TYPE_MESSAGE
     return field
 
 
 def _add_map(message: descriptor_pb2.DescriptorProto, name: str, kind: str) -> None:
-    # A map is a repeated entry of key and value; the name of the entry's type is prescribed.
+    # A map is a repeated message of key and value, whose name protobuf prescribes.
     entry = message.nested_type.add(
         name="".join(word.capitalize() for word in name.split("_")) + "Entry"
     )
     entry.options.map_entry = True
     field = entry.field.add(name="key", number=1)
-    field.label, field.type = field.LABEL_OPTIONAL, field.TYPE_STRING
+    field.label = field.LABEL_OPTIONAL
+    field.type = field.TYPE_STRING
     _add_message(entry, "value", 2, kind)
     entries = _add_message(message, name, 1, f"{message.name}.{entry.name}")
     entries.label = entries.LABEL_REPEATED
@@ -88,9 +87,9 @@ SequenceExample = _message_class("SequenceExample")
 
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
-    """The bytes of an Example: floats, integers or bytes under each name, None for a feature without values.
+    """Encode floats, integers or bytes by name as an Example; None is a feature without values.
 
-    Entries are ordered by name, so that equal features give equal bytes. Floats are kept as float32.
+    Entries are ordered by name, so equal features give equal bytes. Floats are stored as float32.
     """
     example = Example()
     example.features.SetInParent()
@@ -99,14 +98,17 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
 
 
 def decode_example(data: bytes) -> FeatureArrays:
-    """Every feature of an Example by name: float32, int64, or bytes in an object array; None without a list."""
+    """Return the features of an Example by name: float32, int64, or an object array of bytes.
+
+    None is a feature without values.
+    """
     return _arrays(parse_message(Example, data).features)
 
 
 def encode_sequence_example(
     context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]
 ) -> bytes:
-    """The bytes of a SequenceExample: features of the whole, and under each name one feature for each step."""
+    """Encode context features, and by name one feature per step, as a SequenceExample."""
     example = SequenceExample()
     example.context.SetInParent()
     example.feature_lists.SetInParent()
@@ -121,7 +123,7 @@ def encode_sequence_example(
 def decode_sequence_example(
     data: bytes,
 ) -> tuple[FeatureArrays, dict[str, list[np.ndarray | None]]]:
-    """The context of a SequenceExample, and the steps of each of its feature lists."""
+    """Return the context of a SequenceExample, and the steps of each feature list."""
     example = parse_message(SequenceExample, data)
     lists = example.feature_lists.feature_list
     return _arrays(example.context), {
@@ -130,11 +132,11 @@ def decode_sequence_example(
 
 
 def parse_message(kind: Any, data: bytes) -> Any:
-    """A message from its bytes; ValueError if they are none."""
+    """Parse a message; ValueError if the bytes are not one."""
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise ValueError(f"its {len(data)} bytes are no {kind.DESCRIPTOR.name}") from None
+        raise ValueError(f"its {len(data)} bytes are not a valid {kind.DESCRIPTOR.name}") from None
 
 
 def _fill_features(message: Any, features: Mapping[str, Any]) -> None:
@@ -144,13 +146,11 @@ def _fill_features(message: Any, features: Mapping[str, Any]) -> None:
 
 def _entry(entries: Any, name: str) -> Any:
     if not isinstance(name, str):
-        raise TypeError(f"feature name {name!r} is a {type(name).__name__}, wanted a str")
+        raise TypeError(f"feature name {name!r} is a {type(name).__name__}, expected a str")
     try:
         return entries[name]
     except UnicodeEncodeError:
-        raise ValueError(
-            f"feature name {name!r} is no Unicode text, which names have to be"
-        ) from None
+        raise ValueError(f"feature name {name!r} is not Unicode text, as names must be") from None
 
 
 def _fill(feature: Any, value: Any, what: str) -> None:
@@ -158,7 +158,7 @@ def _fill(feature: Any, value: Any, what: str) -> None:
         return
     if isinstance(value, list | tuple) and not value:
         raise TypeError(
-            f"{what} is an empty list, which has no kind; give np.array([], np.float32), int or 'S'"
+            f"{what} is an empty list of unknown kind; pass np.array([], np.float32), int or 'S'"
         )
     if isinstance(value, bytes | bytearray | memoryview):
         value = [bytes(value)]
@@ -167,12 +167,15 @@ def _fill(feature: Any, value: Any, what: str) -> None:
     if kind == "":
         array, kind = _convert_objects(array, what)
     if kind == "bytes":
-        values, message = array.tolist(), feature.bytes_list
+        message = feature.bytes_list
+        values = array.tolist()
     elif kind == "integer":
-        values, message = _checked_integers(array, what), feature.int64_list
+        message = feature.int64_list
+        values = _checked_integers(array, what)
     else:
+        message = feature.float_list
         with np.errstate(over="ignore"):
-            values, message = array.astype(np.float32).ravel().tolist(), feature.float_list
+            values = array.astype(np.float32).ravel().tolist()
     message.value.extend(values)
     message.SetInParent()
 
@@ -180,16 +183,16 @@ def _fill(feature: Any, value: Any, what: str) -> None:
 def _as_array(value: Any, what: str) -> np.ndarray:
     if not isinstance(value, list | tuple):
         return np.asarray(value)
-    try:  # as objects, so that no value is turned into another kind for its neighbour's sake
+    try:  # as objects, so that no value is converted to the kind of its neighbours
         return np.array(value, object)
     except ValueError as error:
         raise TypeError(
-            f"{what} has values that do not fit together: {error}; give one flat list or array"
+            f"{what} has values that do not fit together: {error}; pass one flat list or array"
         ) from None
 
 
 def number_kind(dtype: np.dtype) -> str:
-    """\"float\", \"integer\", or \"\" for what is neither; the small dtypes of ml_dtypes are told by their limits."""
+    """Return the kind of a dtype, float or integer, also of ml_dtypes; else the empty string."""
     if dtype.kind in "fiu":
         return "float" if dtype.kind == "f" else "integer"
     if dtype.kind == "V" and dtype.type.__module__ == ml_dtypes.bfloat16.__module__:
@@ -198,9 +201,9 @@ def number_kind(dtype: np.dtype) -> str:
 
 
 def _convert_objects(array: np.ndarray, what: str) -> tuple[np.ndarray, str]:
-    """Bytes, Python integers or floats, flat, with their kind; an error with the way out for anything else."""
+    """Return bytes, integers or floats as a flat array, with their kind; TypeError for others."""
     if array.dtype.kind not in "OSUb":
-        raise TypeError(f"{what} is {array.dtype}, wanted floats, integers or bytes")
+        raise TypeError(f"{what} is {array.dtype}, expected floats, integers or bytes")
     values = array.ravel().tolist()
     kinds = {kind: _object_kind(kind) for kind in set(map(type, values))}
     found = set(kinds.values()) or {"bytes"}
@@ -210,14 +213,15 @@ def _convert_objects(array: np.ndarray, what: str) -> tuple[np.ndarray, str]:
     for kind, way in {"bool": ".astype(int)", "str": ".encode()"}.items():
         if kind in found:
             raise TypeError(
-                f"{what} is {kind}, wanted floats, integers or bytes; convert it with {way}"
+                f"{what} is {kind}, expected floats, integers or bytes; convert it with {way}"
             )
     if found == {"integer", "float"}:
         found = {"float"}
     if len(found) > 1 or "" in found:
         names = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(
-            f"{what} has values of type {names}, wanted one flat list of floats, integers or bytes"
+            f"{what} has values of type {names}, "
+            "expected one flat list of floats, integers or bytes"
         )
     try:
         return np.array(values, float if found == {"float"} else object), found.pop()
@@ -241,7 +245,8 @@ def _checked_integers(array: np.ndarray, what: str) -> list[int]:
     for value in (min(values, default=0), max(values, default=0)):
         if not _INT64.min <= value <= _INT64.max:
             raise ValueError(
-                f"{what} has the value {value}, wanted {_INT64.min} to {_INT64.max}: integers are int64"
+                f"{what} has the value {value}, "
+                f"expected {_INT64.min} to {_INT64.max}: integers are int64"
             )
     return values
 

@@ -1,4 +1,4 @@
-"""Compression of record files: none, GZIP or ZLIB, told apart by how a file begins."""
+"""Compression of record files: none, GZIP or ZLIB, detected from the first bytes."""
 
 import os
 import stat
@@ -20,17 +20,17 @@ SUFFIXES: dict[str, Literal["GZIP", "ZLIB"]] = {
     ".zlib": "ZLIB",
 }
 
-_HEAD = 64  # bytes that show the compression
-_PIECE = 1 << 16  # compressed bytes that are read at once
-_MOST = 1032  # bytes that one deflated byte can stand for
+_HEAD = 64  # bytes from which the compression is detected
+_PIECE = 1 << 16  # compressed bytes read at once
+_MAX_RATIO = 1032  # the most that deflate can compress
 
 
 class StreamError(Exception):
-    """A compressed stream that goes on no further, and why."""
+    """A compressed stream that is damaged or cut short."""
 
 
 class ByteStream:
-    """The bytes of a file, uncompressed, from the start to the end."""
+    """Reads the uncompressed bytes of a file from start to end."""
 
     def __init__(self, path: str | Path, compression: Compression = "auto"):
         check_compression(compression)
@@ -44,11 +44,12 @@ class ByteStream:
         self._inflate = (
             zlib.decompressobj(WINDOW_BITS[self.compression]) if self.compression else None
         )
-        # A file of no bytes holds no record, whatever its compression should be.
-        self._ended, self._failure = not self._pending, ""
+        # An empty file holds no records, whatever its compression.
+        self._ended = not self._pending
+        self._failure = ""
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes, none at the end; a StreamError where they cannot be uncompressed."""
+        """Return at most `size` bytes, none at the end; StreamError if they are damaged."""
         if self._failure:
             raise StreamError(self._failure)
         if self._ended:
@@ -56,14 +57,15 @@ class ByteStream:
         return self._read_plain(size) if self._inflate is None else self._read_inflated(size)
 
     def bound(self) -> int:
-        """No more bytes than these can follow; it keeps a wrong length from being believed."""
+        """Return an upper bound of the remaining bytes, to reject wrong lengths."""
         status = os.fstat(self._file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            return 1 << 62  # of a pipe nobody knows
+            return 1 << 62  # unknown for a pipe
         left = len(self._pending) + max(status.st_size - self._file.tell(), 0)
-        return left if self._inflate is None else (left + _PIECE) * _MOST
+        return left if self._inflate is None else (left + _PIECE) * _MAX_RATIO
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -73,7 +75,8 @@ class ByteStream:
         self.close()
 
     def _read_plain(self, size: int) -> bytes:
-        head, self._pending = self._pending, b""
+        head = self._pending
+        self._pending = b""
         return head + self._file.read(max(size - len(head), 0))
 
     def _read_inflated(self, size: int) -> bytes:
@@ -93,9 +96,8 @@ class ByteStream:
 
     def _decompress(self, piece: bytes, size: int) -> bytes:
         assert self._inflate is not None
-        before = (
-            self._inflate.copy()
-        )  # a call that fails gives nothing, not even what came before the damage
+        # A failing call returns nothing, not even the data before the damage.
+        before = self._inflate.copy()
         try:
             data = self._inflate.decompress(piece, size)
         except zlib.error as error:
@@ -107,7 +109,10 @@ class ByteStream:
         return data
 
     def _next_member(self) -> None:
-        """GZIP files may be joined, and padded with zeros; nothing may follow a ZLIB stream."""
+        """Continue after the end of a stream.
+
+        GZIP files may be concatenated and padded with zeros; nothing may follow a ZLIB stream.
+        """
         assert self._inflate is not None
         rest = self._inflate.unused_data
         if self.compression == "GZIP":
@@ -117,32 +122,37 @@ class ByteStream:
         self._pending = rest or self._file.read(_PIECE)
         self._ended = not self._pending
         if self._pending and self.compression == "ZLIB":
-            self._failure = "something else follows the end of the ZLIB stream"
+            self._failure = "extra bytes follow the end of the ZLIB stream"
         self._inflate = zlib.decompressobj(WINDOW_BITS[str(self.compression)])
 
 
 class DeflatedFile:
-    """Compresses what is written to `file`, which stays the caller's."""
+    """Compresses data written to `file`; the caller closes the file."""
 
     def __init__(self, file: BinaryIO, compression: str):
-        self._file, self._deflate = file, zlib.compressobj(wbits=WINDOW_BITS[compression])
+        self._file = file
+        self._deflate = zlib.compressobj(wbits=WINDOW_BITS[compression])
 
     def write(self, data: bytes) -> None:
+        """Compress and write the data."""
         self._file.write(self._deflate.compress(data))
 
     def finish(self) -> None:
+        """Write the end of the stream."""
         self._file.write(self._deflate.flush())
 
 
 def check_compression(compression: object) -> None:
+    """Raise ValueError for an unknown compression."""
     if compression not in ("auto", "GZIP", "ZLIB", None):
         raise ValueError(
-            f'compression is {compression!r}; it must be "auto", "GZIP", "ZLIB" or None for plain files'
+            f"compression is {compression!r}; "
+            'it must be "auto", "GZIP", "ZLIB" or None for plain files'
         )
 
 
 def detect_compression(path: str | Path) -> str | None:
-    """How a file is compressed; None if it is plain."""
+    """Return the compression of a file; None if it is plain."""
     with ByteStream(path) as stream:
         return stream.compression
 
@@ -151,7 +161,7 @@ def _choose(path: str | Path, head: bytes, compression: Compression) -> str | No
     seen = _detect(head)
     if compression == "auto":
         return seen
-    # A file that looks like nothing may be a damaged one of the compression that was asked for.
+    # A file of unknown kind may be a damaged one of the given compression.
     if (
         seen == compression
         or not head
@@ -159,16 +169,16 @@ def _choose(path: str | Path, head: bytes, compression: Compression) -> str | No
     ):
         return compression
     found = seen or "a plain record file"
-    wanted = compression or "a plain record file"
+    expected = compression or "a plain record file"
     way_out = repr(seen).replace("'", '"')
     raise ValueError(
-        f"{path}: looks like {found} (it begins with {head[:4].hex(' ')}), expected {wanted}; "
+        f"{path}: looks like {found} (it begins with {head[:4].hex(' ')}), expected {expected}; "
         f'pass compression={way_out}, or "auto" to have it detected'
     )
 
 
 def _detect(head: bytes) -> str | None:
-    # A plain file may begin with any bytes, so its checksum is asked first.
+    # A plain file may start with any bytes, so its checksum is checked first.
     if parse_header(head[: HEADER.size]) is not None:
         return None
     if head.startswith(b"\x1f\x8b\x08"):
@@ -177,7 +187,7 @@ def _detect(head: bytes) -> str | None:
 
 
 def _is_zlib(head: bytes) -> bool:
-    """Two bytes are a weak sign, such as the length 376 has too, so what follows must uncompress."""
+    """Return True for a ZLIB head: two bytes are a weak sign, so the rest must uncompress."""
     if len(head) < 2 or head[0] & 0x8F != 8 or (head[0] << 8 | head[1]) % 31:
         return False
     try:
@@ -188,7 +198,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _salvage(inflate: "zlib._Decompress", piece: bytes) -> bytes:
-    """What comes before the damage: a byte at a time, as the call with the damaged byte gives nothing."""
+    """Return the data before the damage, byte by byte: the call that fails returns nothing."""
     data = []
     with suppress(zlib.error):
         data.extend(inflate.decompress(piece[n : n + 1]) for n in range(len(piece)))

@@ -4,17 +4,28 @@ files = RecordFiles("data/train-*.tfrecord")
 first, last = files.read([0, len(files) - 1])
 """
 
+import hashlib
+import json
+import mmap
+import os
+import threading
+import uuid
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from mmap import mmap
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 
 from ftrain.formats.checksums import mask_crcs, masked_length_crcs
-from ftrain.formats.records.compression import ByteStream, Compression, check_compression
+from ftrain.formats.records.compression import (
+    ByteStream,
+    Compression,
+    StreamError,
+    check_compression,
+)
 from ftrain.formats.records.framing import (
     DATA_WRONG,
     FRAME,
@@ -24,22 +35,23 @@ from ftrain.formats.records.framing import (
     DamagedRecordError,
 )
 from ftrain.formats.records.indexing import RecordIndex, index_records
-from ftrain.formats.records.mapping import MappedFiles
 from ftrain.formats.records.patterns import match_files
-from ftrain.formats.records.reading import OnDamage, check_on_damage
-from ftrain.formats.records.unpacking import unpack
+from ftrain.formats.records.reading import OnDamage, check_on_damage, read_records
+from ftrain.formats.records.resync import CHUNK
+from ftrain.formats.records.sidecar import identity
 from ftrain.paths import absolute
 
-_WIDEST = 4096  # frames up to here are copied together
+MAX_OPEN = 128  # mapped files; each holds a file descriptor
+_WIDEST = 4096  # bytes of a frame up to which frames are copied together
 
 
 class RecordFiles:
-    """The records of `files`, paths and patterns as `match_files` takes them, numbered through from 0.
+    """The records of `files`, paths or patterns as for `match_files`, numbered from 0.
 
-    `on_damage="skip"` reads everything once, when it is indexed, and leaves damaged records out: `damages` has them.
-    `verify` checks the data of each record whenever it is read. Compressed files are unpacked into the directory
-    `cache`, once. Several threads may read at the same time. A record of more than `max_record_bytes` (256 MiB by
-    default) counts as damaged.
+    `on_damage="skip"` reads everything once for the index, leaves out damaged records and lists
+    them in `damages`. `verify` verifies the data of each record whenever it is read. Compressed
+    files are unpacked into the directory `cache`, once. Several threads may read concurrently. A
+    record above `max_record_bytes` (256 MiB by default) counts as damaged.
     """
 
     def __init__(
@@ -62,13 +74,12 @@ class RecordFiles:
             for path in self.paths
         ]
         self.damages = [damage for index in indices for damage in index.damages]
-        self._plain = [
-            absolute(index.path) for index in indices
-        ]  # whatever the working directory becomes
+        # Absolute, because the working directory may change.
+        self._plain = [absolute(index.path) for index in indices]
         self._packed = [index.path != path for index, path in zip(indices, self.paths, strict=True)]
         self._marks = [(index.size, index.mtime_ns) for index in indices]
         self._damaged_at = [[damage.offset for damage in index.damages] for index in indices]
-        # The running number of each file's first record, and the number of all.
+        # The running number of each file's first record, and the total.
         self._starts = np.cumsum([0, *(len(index) for index in indices)])
         self._offsets = np.concatenate([index.offsets for index in indices])
         self._lengths = np.concatenate([index.lengths for index in indices])
@@ -78,7 +89,7 @@ class RecordFiles:
         return len(self._offsets)
 
     def read(self, numbers: np.ndarray | Sequence[int]) -> list[bytes]:
-        """The records with these numbers, in this order."""
+        """Return the records with these numbers, in this order."""
         rows = self._check_numbers(numbers)
         if not len(rows):
             return []
@@ -96,7 +107,7 @@ class RecordFiles:
         return records
 
     def where(self, number: int) -> str:
-        """The file and the place in it of a record, for messages."""
+        """Return the file and the number of a record in it, for messages."""
         (row,) = self._check_numbers([number])
         file, number_in_file = self._locate(int(row))
         return f"{self.paths[file]}: record {number_in_file}"
@@ -110,19 +121,24 @@ class RecordFiles:
         wrong = (rows < 0) | (rows >= len(self))
         if wrong.any():
             raise IndexError(
-                f"there is no record {rows[wrong][0]}: {len(self.paths)} files hold {len(self)} records"
+                f"there is no record {rows[wrong][0]}: "
+                f"{len(self.paths)} files hold {len(self)} records"
             )
         return rows.astype(np.int64)
 
-    def _collect(self, rows: np.ndarray, lengths: np.ndarray) -> tuple[mmap | bytes, np.ndarray]:
-        """Bytes that hold the frames of these records, and the places of the frames in them."""
+    def _collect(
+        self, rows: np.ndarray, lengths: np.ndarray
+    ) -> tuple[mmap.mmap | bytes, np.ndarray]:
+        """Return bytes that hold the frames of these records, and the offsets of the frames."""
         files = np.searchsorted(self._starts, rows, side="right") - 1
-        offsets, sizes = self._offsets[rows], lengths + FRAME
+        offsets = self._offsets[rows]
+        sizes = lengths + FRAME
         if (files == files[0]).all():
             return _collect_near(self._map(int(files[0])), offsets, sizes)
         order = np.argsort(files, kind="stable")
-        # All that can be done for all files at once is, as there may be as many files as records.
-        begins, ends = offsets[order].tolist(), (offsets + sizes)[order].tolist()
+        # The loop over files does little, because there may be as many files as records.
+        begins = offsets[order].tolist()
+        ends = (offsets + sizes)[order].tolist()
         bounds = [0, *(np.flatnonzero(np.diff(files[order])) + 1).tolist(), len(rows)]
         frames = []
         for first, end in pairwise(bounds):
@@ -132,11 +148,11 @@ class RecordFiles:
         places[order] = np.cumsum(sizes[order]) - sizes[order]
         return b"".join(frames), places
 
-    def _map(self, file: int) -> mmap:
+    def _map(self, file: int) -> mmap.mmap:
         return self._maps.get(self._plain[file], *self._marks[file])
 
     def _locate(self, row: int) -> tuple[int, int]:
-        """The file of a record and its number there as `read_records` counts, with those that are damaged."""
+        """Return the file of a record and its number there, counting damaged ones too."""
         file = int(np.searchsorted(self._starts, row, side="right")) - 1
         before = sum(offset < self._offsets[row] for offset in self._damaged_at[file])
         return file, row - int(self._starts[file]) + before
@@ -145,7 +161,8 @@ class RecordFiles:
         if wrong.any():
             row = int(rows[wrong.argmax()])
             file, number = self._locate(row)
-            offset, packed = int(self._offsets[row]), self._packed[file]
+            offset = int(self._offsets[row])
+            packed = self._packed[file]
             raise DamagedRecordError(self.paths[file], number, offset, reason, uncompressed=packed)
 
 
@@ -157,7 +174,7 @@ def _index(
     compression: Compression,
     max_record_bytes: int,
 ) -> RecordIndex:
-    """The index of a file, or of its plain copy; damage is told of the file itself."""
+    """Return the index of a file, or of its plain copy; errors name the file itself."""
     with ByteStream(path, compression) as stream:
         packed = stream.compression is not None
     if cache is None or not packed:
@@ -170,39 +187,111 @@ def _index(
             plain, on_damage=on_damage, sidecar=sidecar, max_record_bytes=max_record_bytes
         )
     except DamagedRecordError as damage:
-        raise _told_of(path, damage) from None
-    return replace(index, damages=tuple(_told_of(path, damage) for damage in index.damages))
+        raise _with_path(path, damage) from None
+    return replace(index, damages=tuple(_with_path(path, damage) for damage in index.damages))
 
 
-def _told_of(source: Path, damage: DamagedRecordError) -> DamagedRecordError:
+def _with_path(source: Path, damage: DamagedRecordError) -> DamagedRecordError:
     return DamagedRecordError(
         source, damage.number, damage.offset, damage.reason, uncompressed=True
     )
 
 
 def _collect_near(
-    view: mmap, offsets: np.ndarray, sizes: np.ndarray
-) -> tuple[mmap | bytes, np.ndarray]:
-    """The frames of one file: where their sizes are much the same, in one copy of as many bytes for each.
+    view: mmap.mmap, offsets: np.ndarray, sizes: np.ndarray
+) -> tuple[mmap.mmap | bytes, np.ndarray]:
+    """Return the frames of one file; frames of similar size in one copy, padded to equal size.
 
-    Records all over a large file are waited for one by one if each is sliced from the map; in one copy, together.
+    Slicing scattered records from the map waits for the disk one by one; one copy waits once.
     """
     width = int(sizes.max())
     if width > _WIDEST or width * len(sizes) > 2 * int(sizes.sum()):
         return view, offsets
-    starts = np.minimum(
-        offsets, len(view) - width
-    )  # near the end of the file it begins before the record
+    # Near the end of the file the copy starts before the record.
+    starts = np.minimum(offsets, len(view) - width)
     frames = np.ndarray(len(view) - width + 1, f"V{width}", view, 0, (1,))[starts]
     return frames.tobytes(), np.arange(len(starts)) * width + (offsets - starts)
 
 
-def _wrong_headers(data: mmap | bytes, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _wrong_headers(data: mmap.mmap | bytes, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     wrong = _gather(data, places, "<u8") != lengths
     return wrong | (_gather(data, places + 8, "<u4") != masked_length_crcs(lengths))
 
 
-def _gather(data: mmap | bytes, places: np.ndarray, dtype: str) -> np.ndarray:
-    """The numbers that lie at these bytes, aligned or not."""
+def _gather(data: mmap.mmap | bytes, places: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the numbers at these byte offsets, aligned or not."""
     count = len(data) - np.dtype(dtype).itemsize + 1
     return np.ndarray(count, dtype, data, 0, (1,))[places]
+
+
+class MappedFiles:
+    """Memory maps of unchanging files; the least recently used are dropped. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._maps: OrderedDict[Path, mmap.mmap] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # A copy in another process opens its own maps.
+    def __reduce__(self) -> tuple:
+        return MappedFiles, ()
+
+    def get(self, path: Path, size: int, mtime_ns: int) -> mmap.mmap:
+        """Return the map of a file that has this size and time; it stays valid for the caller."""
+        now = os.stat(path)
+        # Reading a mapped page that the file no longer has would kill the process.
+        if (now.st_size, now.st_mtime_ns) != (size, mtime_ns):
+            raise ValueError(
+                f"{path}: was changed while in use, it has {now.st_size} bytes and had {size} "
+                "when it was indexed, or a new modification time; open the files again"
+            )
+        with self._lock:
+            found = self._maps.get(path) or _map(path)
+            self._maps[path] = found
+            self._maps.move_to_end(path)
+            while len(self._maps) > MAX_OPEN:
+                self._maps.popitem(last=False)  # not closed: another thread may read it
+        return found
+
+
+def _map(path: Path) -> mmap.mmap:
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def unpack(path: Path, cache: str | Path, compression: Compression, on_damage: OnDamage) -> Path:
+    """Return a plain copy of the current contents of a compressed file, kept in `cache`."""
+    target = Path(cache) / _copy_name(path)
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may unpack a file at once: each writes its own, and the last one wins.
+    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
+    try:
+        _inflate(path, temporary, compression, on_damage)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _copy_name(path: Path) -> str:
+    key = json.dumps({"path": os.path.abspath(path)} | identity(path, os.stat(path)))
+    return f"{path.name[:100]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.tfrecord"
+
+
+def _inflate(path: Path, target: Path, compression: Compression, on_damage: OnDamage) -> None:
+    with ByteStream(path, compression) as stream, open(target, "xb") as file:
+        try:
+            while data := stream.read(CHUNK):
+                file.write(data)
+        except StreamError:
+            if on_damage == "raise":
+                _raise_damage(path, compression)
+            # A stream cut between two records would look whole; an extra byte marks the damage.
+            file.write(b"\0")
+
+
+def _raise_damage(path: Path, compression: Compression) -> None:
+    """Read the file as records, which raises an error with the number of the record."""
+    for _ in read_records(path, compression=compression, verify=False):
+        pass

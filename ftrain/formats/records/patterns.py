@@ -1,4 +1,4 @@
-"""Which files a list of paths and patterns stands for."""
+"""File patterns: the files that paths and glob patterns match."""
 
 import fnmatch
 import glob
@@ -14,14 +14,15 @@ from ftrain.storage import is_directory, list_names, retry
 
 
 def match_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files that paths and glob patterns, ** included, stand for.
+    """Return the files that paths and glob patterns, including **, match.
 
-    They come in the order of the entries, sorted within a pattern, each file once. Patterns match neither directories
-    nor sidecar indices nor files that are being written; a path that exists is no pattern, whatever is in its name.
+    They come in the order of the entries, sorted within a pattern, each file once. Patterns match
+    neither directories nor sidecar indices nor unfinished files. A path that exists is never taken
+    as a pattern.
     """
     entries = [files] if isinstance(files, str | Path) else list(files)
     if not entries:
-        raise ValueError("files: got none; give at least one path or pattern")
+        raise ValueError("files is empty; give at least one path or pattern")
     found: dict[str, Path] = {}
     for entry in entries:
         for path in _match(expanded(entry)):
@@ -46,7 +47,7 @@ def _match(entry: str) -> list[Path]:
 
 
 def _expand(pattern: str) -> list[str]:
-    """As `glob.glob(pattern, recursive=True)`, but a directory that cannot be listed is an error, not an empty one."""
+    """Expand like `glob.glob(pattern, recursive=True)`, but raise if a listing fails."""
     head, tail = os.path.split(pattern)
     parents = [head]
     if glob.has_magic(head):
@@ -63,7 +64,7 @@ def _expand(pattern: str) -> list[str]:
 
 
 def _below(directory: str) -> list[str]:
-    """A directory, and all that is in it at any depth but for hidden names."""
+    """Return a directory, and everything below it except hidden names."""
     found = [os.path.join(directory, "")]
     for name in _visible(directory):
         path = os.path.join(directory, name)
@@ -72,7 +73,7 @@ def _below(directory: str) -> list[str]:
 
 
 def _visible(directory: str, pattern: str = "") -> list[str]:
-    """The names in a directory that a wildcard stands for: hidden ones only if the pattern begins with a dot."""
+    """Return the names for a wildcard: hidden ones only if the pattern starts with a dot."""
     return [
         name
         for name in list_names(Path(directory or "."))
@@ -89,7 +90,7 @@ def _is_data(path: str) -> bool:
 
 
 def _nearby(entry: str) -> str:
-    """What there is where nothing was found."""
+    """Describe the directory in which nothing was found."""
     directory = os.path.dirname(entry)
     while glob.has_magic(directory):
         directory = os.path.dirname(directory)

@@ -1,4 +1,4 @@
-"""Records: TensorFlow's framing, length + checksum + bytes + checksum, as in TFRecord and event files.
+"""Read the records of TFRecord and event files in order.
 
 for record in read_records("train.tfrecord.gz", on_damage="skip"):
     ...
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 OnDamage = Literal["raise", "skip"]
-_KNOWN = 4096  # headers remembered, as many files have few different lengths
+_KNOWN = 4096  # cached headers: most files have few different lengths
 
 
 def read_records(
@@ -53,15 +53,16 @@ def read_records(
     damages: list[DamagedRecordError] | None = None,
     max_record_bytes: int = MAX_RECORD_BYTES,
 ) -> Iterator[bytes]:
-    """Every record of a file, checksums verified; damage is an error that says where.
+    """Yield every record of a file with verified checksums; raise DamagedRecordError on damage.
 
-    `on_damage="skip"` goes on with the next whole record and appends what it left out to `damages`, or warns at the end
-    if there is no such list. As nobody knows how many records a damaged region held, it counts as one in the numbers
-    that follow. `verify=False` leaves the checksums of the data alone; those of the lengths are always verified.
+    `on_damage="skip"` resumes at the next whole record and appends the damage to `damages`, or
+    warns at the end without such a list. A damaged region counts as one record in later numbers,
+    because it is unknown how many it held. `verify=False` skips the checksums of the data; those of
+    the lengths are always verified.
 
-    A record of more than `max_record_bytes` (256 MiB by default) counts as damaged, and is not read: a small compressed
-    file can claim a huge one. Reading takes memory for about two records, and time in proportion to the bytes of the
-    file, whatever is in it.
+    A record above `max_record_bytes` (256 MiB by default) counts as damaged and is not read: a
+    small compressed file can claim a huge one. Reading takes memory for about two records, and time
+    linear in the bytes of the file, whatever it contains.
     """
     check_compression(compression)
     check_on_damage(on_damage)
@@ -70,17 +71,19 @@ def read_records(
 
 
 def check_max_record_bytes(limit: int) -> None:
+    """Raise ValueError for a limit below 1."""
     if limit < 1:
         raise ValueError(f"max_record_bytes is {limit}; it must be at least 1")
 
 
 def check_on_damage(on_damage: object) -> None:
+    """Raise ValueError for an unknown mode."""
     if on_damage not in ("raise", "skip"):
         raise ValueError(f'on_damage is {on_damage!r}; it must be "raise" or "skip"')
 
 
 class RecordScan:
-    """Walks the records of a stream as (offset, data); `report` is called with each damage, and may raise."""
+    """Iterates over (offset, data) of a stream; `report` gets each damage, and may raise."""
 
     def __init__(
         self,
@@ -91,22 +94,27 @@ class RecordScan:
         verify: bool = True,
         max_record_bytes: int = MAX_RECORD_BYTES,
     ):
-        self._path, self._report, self._verify = path, report, verify
+        self._path = path
+        self._report = report
+        self._verify = verify
         self._limit = max_record_bytes
         self._window = Window(stream)
         self._search = RecordSearch(self._window, max_record_bytes)
         self._uncompressed = stream.compression is not None
         self._known: dict[bytes, int] = {}
-        self._damages, self._damaged_after = 0, -1
+        self._damages = 0
+        self._damaged_after = -1  # the number of good records before the last damage
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        data, at, delivered, start = b"", 0, 0, 0
-        known, verify, crc_of, crc_at = (
-            self._known,
-            self._verify,
-            google_crc32c.value,
-            FOOTER.unpack_from,
-        )
+        data = b""
+        at = 0
+        delivered = 0
+        start = 0
+        # Locals, because this loop runs for every record.
+        known = self._known
+        verify = self._verify
+        crc_of = google_crc32c.value
+        crc_at = FOOTER.unpack_from
         while True:
             header = data[at : at + 12]
             length = known.get(header)
@@ -118,17 +126,18 @@ class RecordScan:
                 if frame is None:
                     return
                 place, length = frame
-                data, start = self._window.data, self._window.start
+                data = self._window.data
+                start = self._window.start
                 at = place - start
                 end = at + length + 16
             record = b""
-            # Where there is damage, many lengths may claim the same bytes: these are not summed, nor copied, each time.
+            # After damage many lengths may claim the same bytes: do not sum or copy them each time.
             if verify and self._damages and length > DIRECT:
                 crc = self._window.crc(start + at + 12, start + end - 4)
             else:
                 record = data[at + 12 : end - 4]
                 crc = crc_of(record) if verify else 0
-            # The mask is written out here: a call for each record would take longer than its checksum.
+            # The mask is inlined: a call per record would take longer than its checksum.
             if (
                 verify
                 and crc_at(data, end - 4)[0] != ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
@@ -137,7 +146,8 @@ class RecordScan:
                 place = self._beyond(start + at, end - at)
                 if place is None:
                     return
-                data, start = self._window.data, self._window.start
+                data = self._window.data
+                start = self._window.start
                 at = place - start
             else:
                 delivered += 1
@@ -145,7 +155,7 @@ class RecordScan:
                 at = end
 
     def _learn(self, header: bytes) -> int:
-        """The length in a header; -1 if it is damaged, incomplete or the record too long."""
+        """Return the length in a header; -1 if it is damaged, incomplete or above the limit."""
         length = parse_header(header)
         if length is None or length > self._limit:
             return -1
@@ -155,7 +165,7 @@ class RecordScan:
         return length
 
     def _next_frame(self, at: int, delivered: int) -> tuple[int, int] | None:
-        """Return where the first whole frame from `at` on starts, and its length; None if there is none."""
+        """Return place and length of the first whole frame from `at` on; None at the end."""
         window = self._window
         place: int | None = at
         while place is not None:
@@ -165,7 +175,7 @@ class RecordScan:
                 return None
             length = parse_header(window.bytes_at(place, HEADER.size))
             if length is None:
-                # What follows a damaged record without a record between them is one region with it.
+                # Damage right after a damaged record belongs to the same region.
                 if self._damaged_after != delivered:
                     self._damaged(place, delivered, HEADER_WRONG)
             elif length > self._limit and window.can_hold(place, length + FRAME):
@@ -176,12 +186,12 @@ class RecordScan:
                 self._damaged(place, delivered, window.failure or DATA_CUT)
                 if window.failure:
                     return None
-            # A writer may have died within a record, and another have gone on behind it.
+            # A writer may have died within a record, and another have appended to the file.
             place = self._search.find(place + 1)
         return None
 
     def _beyond(self, at: int, size: int) -> int | None:
-        """Return where to go on after a frame with damaged data at `at`; None if nothing is left."""
+        """Return where to resume after the damaged frame at `at`; None if nothing is left."""
         window = self._window
         end = at + size
         if window.hold(at, size + HEADER.size):
@@ -190,12 +200,13 @@ class RecordScan:
             is_followed = window.end == end  # the file ends here
         if is_followed:
             return end
-        # It may have been cut, and others written behind it, of which its length claims a part.
+        # It may have been cut short, so that its length covers a part of later records.
         return self._search.find(at + 1)
 
     def _damaged(self, offset: int, delivered: int, reason: str) -> None:
         number = delivered + self._damages
-        self._damages, self._damaged_after = self._damages + 1, delivered
+        self._damages += 1
+        self._damaged_after = delivered
         self._report(
             DamagedRecordError(self._path, number, offset, reason, uncompressed=self._uncompressed)
         )
@@ -220,10 +231,11 @@ def _read(
             yield data
     if unseen:
         warnings.warn(
-            f"{len(unseen)} damaged regions were left out of {path}; the first: {unseen[0]}",
+            f"{len(unseen)} damaged regions of {path} were left out; the first: {unseen[0]}",
             stacklevel=2,
         )
 
 
 def raise_damage(damage: DamagedRecordError) -> None:
+    """Raise the damage: a `report` for RecordScan."""
     raise damage

@@ -1,7 +1,7 @@
-"""A window on a stream of records, and the search for the next whole record in bytes that are not one.
+"""Resynchronization: search for the next whole record after damage, in a window on the stream.
 
-The work is linear in the bytes of the stream, whatever they are: each byte is read once, looked at once as the start of
-a header, and a checksum of many bytes comes from sums that are kept, not from those bytes.
+The work is linear in the bytes of the stream, whatever they are: each byte is read once, checked
+once as the start of a header, and checksums of many bytes come from cached prefix sums.
 """
 
 from bisect import bisect_left
@@ -14,69 +14,70 @@ from ftrain.formats.records.compression import ByteStream, StreamError
 from ftrain.formats.records.framing import FOOTER, FRAME, HEADER
 
 CHUNK = 1 << 20
-DIRECT = 1 << 14  # bytes up to which a checksum is computed from the bytes themselves
-_SUM = 1 << 12  # bytes between two sums that are kept
-_BLOCK = 1 << 16  # places that are searched for headers together
+DIRECT = 1 << 14  # bytes up to which a checksum is computed directly
+_SUM = 1 << 12  # bytes between two cached prefix sums
+_BLOCK = 1 << 16  # places searched for headers at once
 _CRC_OF_ZERO = masked_crc(bytes(8))
 
 
 class Window:
-    """The bytes `start` to `end` of a stream, which moves forward only; places are offsets in the stream."""
+    """The bytes `start` to `end` of a stream; it only moves forward. Places are stream offsets."""
 
     def __init__(self, stream: ByteStream):
         self.data = b""
         self.start = 0  # a multiple of _SUM
-        self.failure = ""  # why the stream cannot be read any further, if it is damaged
+        self.failure = ""  # why a damaged stream cannot be read any further
         self._stream = stream
-        self._sums = [
-            0
-        ]  # of all bytes from some place on, up to _sums_start, then to each _SUM bytes after it
+        # Checksums from one fixed place up to _sums_start, and up to each _SUM bytes after it.
+        self._sums = [0]
         self._sums_start = 0
 
     @property
     def end(self) -> int:
+        """The place after the last byte of the window."""
         return self.start + len(self.data)
 
     def hold(self, place: int, size: int) -> bool:
-        """Return whether the `size` bytes from `place` on are in the window; earlier ones may be dropped."""
+        """Read up to `place + size`, dropping earlier bytes; False if the stream is shorter."""
         missing = place + size - self.end
         if missing <= 0:
             return True
-        # A length that cannot be right must not make us read the entire file.
+        # A wrong length must not make us read the entire file.
         if missing > CHUNK and missing > self.bound():
             return False
-        # The more is kept, the more is read: what is kept is copied each time.
+        # Read in proportion to what is kept, because that is copied each time.
         self._read(place, max(missing, (self.end - place) // 4))
         return place + size <= self.end
 
     def can_hold(self, place: int, size: int) -> bool:
-        """Return False if the stream is known to end before."""
+        """Return False if the stream is known to end before `place + size`."""
         return place + size - self.end <= self.bound()
 
     def extend(self, place: int) -> bool:
-        """Read some more, and drop what is before `place`; False at the end of the stream."""
+        """Read more and drop bytes before `place`; return False at the end of the stream."""
         end = self.end
         self._read(place, 1)
         return self.end > end
 
     def bytes_at(self, place: int, size: int) -> bytes:
-        """Bytes of the window."""
+        """Return `size` bytes of the window from `place` on."""
         return self.data[place - self.start : place - self.start + size]
 
     def crc(self, start: int, end: int) -> int:
-        """The CRC-32C of bytes of the window."""
+        """Return the CRC-32C of the bytes from `start` to `end`."""
         if end - start <= DIRECT:
             return google_crc32c.value(self.data[start - self.start : end - self.start])
         return self._sum(end) ^ shift_crc(self._sum(start), end - start)
 
     def bound(self) -> int:
-        """An upper limit for the number of bytes that follow the window."""
+        """Return an upper bound of the bytes after the window."""
         return 0 if self.failure else self._stream.bound()
 
     def _sum(self, place: int) -> int:
-        """The checksum of all bytes up to `place`, from one and the same place before the window on."""
+        """Return the checksum of all bytes up to `place`, from a fixed place before the window."""
         if self._sums_start + (len(self._sums) - 1) * _SUM < self.start:
-            self._sums, self._sums_start = [0], self.start
+            self._sums = [0]
+            self._sums_start = self.start
         number = (place - self._sums_start) // _SUM
         for known in range(len(self._sums) - 1, number):
             at = self._sums_start + known * _SUM - self.start
@@ -109,7 +110,7 @@ class Window:
 
 
 class RecordSearch:
-    """Finds whole records in a window. It remembers the headers it has seen, so no place is looked at twice."""
+    """Finds whole records in a window; caches headers, so no place is checked twice."""
 
     def __init__(self, window: Window, max_record_bytes: int):
         self._window = window
@@ -119,9 +120,9 @@ class RecordSearch:
         self._searched = 0  # up to this place
 
     def find(self, place: int) -> int | None:
-        """Return where the first whole record from `place` on starts, both checksums right; None if there is none.
+        """Return the place of the first whole record from `place` on, with both checksums right.
 
-        Data that hold whole records themselves look no different: these are found too.
+        None if there is none. Records nested in the data of a record look the same and are found.
         """
         window = self._window
         while True:
@@ -134,10 +135,11 @@ class RecordSearch:
             self._search(place)
 
     def _search(self, place: int) -> None:
-        """Look at the next places for headers with right checksums."""
+        """Search the next places for headers with right checksums."""
         count = min(self._window.end - place - HEADER.size + 1, _BLOCK)
         self._searched = place + max(count, 0)
-        self._places, self._lengths = [], []
+        self._places = []
+        self._lengths = []
         if count > 0:
             at = place - self._window.start
             places, lengths = _find_headers(self._window.data, at, count, self._longest)
@@ -149,18 +151,18 @@ class RecordSearch:
         if not window.hold(place, length + FRAME):
             return False
         end = place + HEADER.size + length
-        (wanted,) = FOOTER.unpack_from(window.data, end - window.start)
-        return wanted == mask_crc(window.crc(place + HEADER.size, end))
+        (expected,) = FOOTER.unpack_from(window.data, end - window.start)
+        return expected == mask_crc(window.crc(place + HEADER.size, end))
 
 
 def _find_headers(
     data: bytes, start: int, count: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return where from `start` on headers with right checksums are, and the lengths in them, at most `longest`."""
+    """Return the places of headers with right checksums, and their lengths, at most `longest`."""
     lengths = np.ndarray(count, "<u8", data, start, (1,))  # of a header at every byte
     crcs = np.ndarray(count, "<u4", data, start + 8, (1,))
-    # Few bytes of garbage make a length that fits, so checksums are computed for few places. Zeros would all be lengths
-    # that fit, but there is one checksum only that follows a length of zero.
+    # Garbage rarely gives a length that fits, so checksums are computed for few places. Runs of
+    # zeros would fit everywhere, but only one checksum is right for a length of zero.
     places = np.flatnonzero((lengths <= longest) & ((lengths != 0) | (crcs == _CRC_OF_ZERO)))
     places = places[masked_length_crcs(lengths[places]) == crcs[places]]
     return places, lengths[places]

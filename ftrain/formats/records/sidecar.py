@@ -1,7 +1,8 @@
 """Sidecars: the index of a record file, kept in a file beside it.
 
-A sidecar is magic, length of the JSON header as uint32, JSON header, offsets and lengths as int64, and the CRC-32C of
-all of that as uint32, each little-endian. One that is not exactly right is as good as none.
+A sidecar has a magic string, the length of the JSON header as uint32, the JSON header, offsets and
+lengths as int64, and the CRC-32C of all of that as uint32, each little-endian. A sidecar with any
+error is ignored.
 """
 
 import json
@@ -10,21 +11,30 @@ import stat
 import struct
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
 
 from ftrain.formats.records.framing import FRAME, MAX_RECORD_BYTES, DamagedRecordError
 from ftrain.formats.records.reading import OnDamage
-from ftrain.formats.records.walking import Frames
 
 SUFFIX = ".index"
 _MAGIC = b"ftrain records 1"
 _UINT32 = struct.Struct("<I")
-_EDGE = 4096  # bytes at both ends of a record file whose checksums show that it is another file
+_EDGE = 4096  # bytes at both ends of a record file whose checksums identify it
+
+
+class Frames(NamedTuple):
+    """Where the records of a file lie, and its damage."""
+
+    offsets: np.ndarray  # int64, of each frame
+    lengths: np.ndarray  # int64, of the data of each
+    damages: tuple[DamagedRecordError, ...]
 
 
 def sidecar_path(path: Path) -> Path:
+    """Return the path of the sidecar of a record file."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -34,12 +44,12 @@ def load_sidecar(
     on_damage: OnDamage,
     max_record_bytes: int = MAX_RECORD_BYTES,
 ) -> Frames | None:
-    """The frames of the record file `path` as its sidecar has them; None if it has none that can be used."""
+    """Return the frames of the record file `path` from its sidecar; None if that is unusable."""
     try:
         return _parse(
             path, _read(sidecar_path(path), status.st_size), status, on_damage, max_record_bytes
         )
-    # Whatever is wrong with it, the index is built again.
+    # The index is built again, whatever is wrong with the sidecar.
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error):
         return None
 
@@ -51,11 +61,11 @@ def save_sidecar(
     frames: Frames,
     max_record_bytes: int = MAX_RECORD_BYTES,
 ) -> None:
-    """Writes the sidecar of a file if that is possible; an index that is not kept is only built again."""
+    """Write the sidecar of a file if possible; without it the index is built again."""
     target = sidecar_path(path)
     if not stat.S_ISREG(status.st_mode) or (os.path.lexists(target) and not is_sidecar(target)):
-        return  # no file to keep an index of, or somebody else's file
-    # Several processes may index a file at once: each writes its own, and the last one stays.
+        return  # not a regular file, or the name belongs to another file
+    # Several processes may index a file at once: each writes its own, and the last one wins.
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
     try:
         temporary.write_bytes(_format(path, status, on_damage, frames, max_record_bytes))
@@ -65,14 +75,14 @@ def save_sidecar(
 
 
 def remove_sidecar(path: Path) -> None:
-    """Removes the sidecar of a file that is replaced; a file of that name that is something else stays."""
+    """Remove the sidecar of a file that is replaced; another file of that name stays."""
     sidecar = sidecar_path(path)
     if is_sidecar(sidecar):
         sidecar.unlink()
 
 
 def is_sidecar(path: str | Path) -> bool:
-    """Whether a file is an index that was written here, whether or not its record file is still there."""
+    """Return True if a file is a sidecar, whether or not its record file still exists."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -83,7 +93,7 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError:
-        return  # in a directory that takes no files there is none to remove either
+        return  # the directory is not writable, so there is nothing to remove
 
 
 def _format(
@@ -104,7 +114,7 @@ def _format(
 
 
 def identity(path: Path, status: os.stat_result) -> dict[str, int]:
-    """What must be the same for a sidecar to be that of this file."""
+    """Return what must match for a sidecar to belong to this file."""
     with open(path, "rb") as file:
         head = file.read(_EDGE)
         file.seek(max(status.st_size - _EDGE, 0))
@@ -115,7 +125,7 @@ def identity(path: Path, status: os.stat_result) -> dict[str, int]:
 
 def _read(sidecar: Path, size: int) -> bytes:
     status = os.stat(sidecar)
-    # 16 bytes for each record of at least 16 bytes, and less than 100 for each damage: more than that is not ours.
+    # A sidecar takes 16 bytes for each record of at least 16 bytes, and under 100 for each damage.
     if not stat.S_ISREG(status.st_mode) or status.st_size > 8 * size + (1 << 20):
         raise ValueError("not a sidecar of this file")
     return sidecar.read_bytes()
@@ -139,7 +149,7 @@ def _parse(
     damages = tuple(_damage(path, *entry) for entry in header["damages"])
     frames = Frames(offsets, lengths, damages)
     if on_damage == "skip" and header.get("max_record_bytes", MAX_RECORD_BYTES) != limit:
-        return None  # under another limit other records are damaged
+        return None  # a different limit makes different records damaged
     usable = header["mode"] == on_damage or (
         on_damage == "raise" and header["mode"] == "skip" and not damages
     )
@@ -153,8 +163,9 @@ def _damage(path: Path, number: int, offset: int, reason: str) -> DamagedRecordE
 
 
 def _is_sound(frames: Frames, size: int) -> bool:
-    """Whether the records lie in the file, one after the other, without gaps where nothing is damaged."""
-    offsets, lengths = frames.offsets, frames.lengths
+    """Return True if the records lie in the file in order, without gaps unless it is damaged."""
+    offsets = frames.offsets
+    lengths = frames.lengths
     # Each alone first, so that no sum overflows.
     if ((offsets < 0) | (offsets > size) | (lengths < 0) | (lengths > size)).any():
         return False

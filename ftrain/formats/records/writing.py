@@ -1,4 +1,4 @@
-"""Writing record files: one, or shards of it, that get their names once they are complete.
+"""Write record files, single or in shards, that get their names once they are complete.
 
 with RecordWriter("train.tfrecord", shard_records=10_000) as writer:
     writer.write(example.SerializeToString())
@@ -18,17 +18,18 @@ from ftrain.formats.records.sidecar import remove_sidecar
 from ftrain.formats.whole_files import sync
 from ftrain.paths import expanded
 
-WRITING = ".writing"  # ends the names of files that are not complete
+WRITING = ".writing"  # suffix of incomplete files
 
 
 class RecordWriter:
     """Writes records to `path`, or to shards of it named like train-00000-of-00003.tfrecord.
 
-    They are compressed if the suffix says so, .gz or .zlib, or as `compression` says; None is plain.
+    `compression` "auto" follows the suffix, .gz or .zlib; None writes plain files.
 
-    A new shard begins after `shard_records` records, or before the record that would take it beyond `shard_bytes`
-    (frames included, uncompressed). Until `close` everything is in files that end in ".writing"; if the block is left
-    by an exception they stay so, unless `discard` removes them. `paths` are the files, once closed.
+    A new shard starts after `shard_records` records, or before the record that would exceed
+    `shard_bytes` (uncompressed, including frames). Until `close` the files end in ".writing"; after
+    an exception in the `with` block they stay so, unless `discard` removes them. `paths` lists the
+    files, once closed.
     """
 
     def __init__(
@@ -46,16 +47,19 @@ class RecordWriter:
         self._compression = (
             SUFFIXES.get(self.path.suffix.lower()) if compression == "auto" else compression
         )
-        self._records_limit, self._bytes_limit = shard_records, shard_bytes
+        self._records_limit = shard_records
+        self._bytes_limit = shard_bytes
         self._names = _Names(
             self.path, sharded=shard_records is not None or shard_bytes is not None
         )
         self._names.check_free(overwrite)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._closed, self._failed, self._shards = False, False, 0
-        self._lock = _hold(self._names.unfinished(0))
+        self._closed = False
+        self._failed = False
+        self._shards = 0
+        self._lock = _acquire(self._names.unfinished(0))
         try:
-            self._names.check_free(overwrite)  # again: another writer may have ended since
+            self._names.check_free(overwrite)  # again: another writer may have finished since
             self._names.remove_unfinished(but=self._names.unfinished(0))
             self._begin_shard()
         except BaseException:
@@ -63,7 +67,7 @@ class RecordWriter:
             raise
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Appends one record."""
+        """Append one record."""
         if self._closed:
             raise ValueError(
                 f"{self.path}: the writer is closed; write before close(), or within the with block"
@@ -71,22 +75,22 @@ class RecordWriter:
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(
                 f"{self.path}: a record must be bytes, got {type(data).__name__}; "
-                "pass what text.encode() or example.SerializeToString() give"
+                "pass text.encode() or example.SerializeToString()"
             )
         try:
             self._append(frame_record(bytes(data)))
-        except BaseException:  # part of it may be in the file, so that file must not get its name
+        except BaseException:  # the file may end in part of a record, so do not publish it
             self._failed = True
             raise
 
     def close(self) -> None:
-        """Completes the files and gives them their names; those of an earlier write go then."""
+        """Complete the files and give them their names, replacing those of an earlier write."""
         if self._closed:
             return
         if self._failed:
-            self._leave()
+            self._abandon()
             raise ValueError(
-                f"{self.path}: not complete, as a write failed; what there is ends in {WRITING}"
+                f"{self.path}: not complete, as a write failed; the files end in {WRITING}"
             )
         self._closed = True
         try:
@@ -96,14 +100,14 @@ class RecordWriter:
             _release(self._lock)
 
     def discard(self) -> None:
-        """Gives up: what was written goes, and what was there before stays. After `close` it does nothing."""
+        """Remove what was written and keep earlier files; after `close` do nothing."""
         if self._closed:
             return
-        with suppress(OSError):  # of a disk that is full: it would be written to once more
+        with suppress(OSError):  # closing flushes, which fails again on a full disk
             self._file.close()
         self._names.remove_unfinished(but=self._names.unfinished(0))
         self._names.unfinished(0).unlink(missing_ok=True)
-        self._leave()
+        self._abandon()
 
     def __enter__(self) -> Self:
         return self
@@ -117,17 +121,17 @@ class RecordWriter:
         if kind is None:
             self.close()
         elif not self._closed:
-            self._leave()
+            self._abandon()
 
-    def _leave(self) -> None:
-        """Gives the files up as they are."""
+    def _abandon(self) -> None:
+        """Close the files and leave them incomplete."""
         self._closed = True
-        with suppress(OSError):  # of a disk that is full: it would be written to once more
+        with suppress(OSError):  # closing flushes, which fails again on a full disk
             self._file.close()
         _release(self._lock)
 
     def _is_full(self, size: int) -> bool:
-        if not self._records:  # a shard holds a record at least, however long
+        if not self._records:  # a shard holds at least one record, of any length
             return False
         if self._records_limit is not None and self._records >= self._records_limit:
             return True
@@ -138,14 +142,18 @@ class RecordWriter:
             self._end_shard()
             self._begin_shard()
         self._output.write(frame)
-        self._records, self._bytes = self._records + 1, self._bytes + len(frame)
+        self._records += 1
+        self._bytes += len(frame)
 
     def _begin_shard(self) -> None:
-        self._file: BinaryIO = open(self._names.unfinished(self._shards), "wb")  # noqa: SIM115 - _end_shard closes it
+        path = self._names.unfinished(self._shards)
+        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - _end_shard closes it
         self._output = (
             self._file if self._compression is None else DeflatedFile(self._file, self._compression)
         )
-        self._records, self._bytes, self._shards = 0, 0, self._shards + 1
+        self._records = 0
+        self._bytes = 0
+        self._shards += 1
 
     def _end_shard(self) -> None:
         with self._file:
@@ -156,26 +164,29 @@ class RecordWriter:
 
 
 class _Names:
-    """The files of one write: those that it makes, and those of earlier writes that they replace."""
+    """The names of the files of one write, and of those that they replace."""
 
     def __init__(self, path: Path, *, sharded: bool):
-        self._path, self._sharded = path, sharded
+        self._path = path
+        self._sharded = sharded
         self._suffix = _suffix(path)
         self._stem = path.name.removesuffix(self._suffix)
 
     def unfinished(self, shard: int) -> Path:
+        """Return the name of an incomplete file."""
         part = f"-{shard:05d}" if self._sharded else ""
         return self._path.with_name(f"{self._stem}{part}{self._suffix}{WRITING}")
 
     def remove_unfinished(self, but: Path) -> None:
-        """Removes what earlier writers have left; an error if one is still at it."""
+        """Remove incomplete files of earlier writers; raise if one is still writing."""
         for path in self._existing(r"-\d{5,}", WRITING):
             if path != but:
-                lock = _hold(path)
+                lock = _acquire(path)
                 path.unlink()
                 _release(lock)
 
     def check_free(self, overwrite: bool) -> None:
+        """Raise if the target is a directory, or exists without `overwrite`."""
         if not self._sharded and self._path.is_dir():
             raise IsADirectoryError(f"{self._path}: is a directory; give the name of a file in it")
         if not overwrite and (earlier := self._earlier()):
@@ -185,10 +196,11 @@ class _Names:
             )
 
     def publish(self, shards: int) -> list[Path]:
+        """Rename the complete files and remove those of earlier writes; return the names."""
         earlier = self._earlier()
         names = [self._final(shard, shards) for shard in range(shards)]
-        # Shards of two writes must never lie side by side, so those of the earlier one go first: all new ones are
-        # complete by now. A single file is replaced at once.
+        # Shards of two writes must never lie side by side, so the earlier ones are removed first:
+        # all new ones are complete by now. A single file is replaced atomically.
         for path in [*earlier, *names]:
             remove_sidecar(path)
         for path in earlier if self._sharded else []:
@@ -213,8 +225,8 @@ class _Names:
         return sorted(path for path in self._path.parent.iterdir() if pattern.fullmatch(path.name))
 
 
-def _hold(path: Path) -> BinaryIO:
-    """Makes and locks the first file of a write, as long as it is written: two writers would mix up their files."""
+def _acquire(path: Path) -> BinaryIO:
+    """Create and lock the first file of a write, to keep out a second writer."""
     while True:
         file = open(path, "ab")  # noqa: SIM115 - _release closes it
         try:
@@ -222,21 +234,22 @@ def _hold(path: Path) -> BinaryIO:
         except BlockingIOError:
             file.close()
             raise FileExistsError(
-                f"{path}: exists already, and is being written by another writer; wait for it, or choose another name"
+                f"{path}: exists already, and is being written by another writer; "
+                "wait for it, or choose another name"
             ) from None
-        # The writer that had it may have given it its final name in between.
+        # The writer that held it may have renamed it to its final name in between.
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             return file
         file.close()
 
 
 def _release(lock: BinaryIO) -> None:
-    fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open too
+    fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may still have it open
     lock.close()
 
 
 def _suffix(path: Path) -> str:
-    """The suffix, together with the one before that of a compression: ".tfrecord.gz"."""
+    """Return the suffix, with the one before that of a compression, as in ".tfrecord.gz"."""
     packed = path.suffix.lower() in SUFFIXES
     return path.with_suffix("").suffix + path.suffix if packed else path.suffix
 

@@ -1,0 +1,1 @@
+"""Tables: .csv, .tsv, .jsonl and .npz files, and their conversion to records and back."""
