@@ -129,7 +129,7 @@ def test_tensorflows_files_are_shown_and_compared(directory):
         (("rm", "HOME", "../300"), "a step is a whole number, got '../300'"),
         (("show", "HOME", "--include", "("), "'(' is not a regular expression"),
         (("export", "HOME", "--to", "pickles"), "pickles"),
-        (("export", "HOME", "--include", "nothing"), "none is chosen"),
+        (("export", "HOME", "--include", "nothing"), "the patterns select none of its 3 leaves"),
         (("export", "HOME", "--include", "["), "'[' is not a regular expression"),
         (("export", "HOME", "--out", "nowhere/x.npz"), "there is no directory nowhere"),
         (("export", "HOME", "--out", "x.bin"), "say --to safetensors or --to npz"),
