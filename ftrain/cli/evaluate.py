@@ -23,9 +23,7 @@ def evaluate(
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            help="With --follow: end when no checkpoint has appeared for so many seconds."
-        ),
+        typer.Option(help="With --follow: end if no checkpoint appears within this many seconds."),
     ] = None,
 ) -> None:
     """Evaluate a checkpoint of a run, or follow a run and evaluate all of them."""
