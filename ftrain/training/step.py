@@ -158,7 +158,7 @@ def make_step(
         metrics = {name: value_of(metric) for name, metric in found.auxiliary.items()}
         return value_of(found.value), metrics, model_state, found.gradients
 
-    step.differentiate = gradients_of  # pyright: ignore[reportFunctionMemberAccess] - for who looks for a NaN
+    step.differentiate = gradients_of  # pyright: ignore[reportFunctionMemberAccess] - `locate` reads it to find a NaN
     return step
 
 
