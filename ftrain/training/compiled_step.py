@@ -63,7 +63,23 @@ class CompiledStep:
         return state, Metrics(first, first + piece.count - 1, packed.names, packed.values)
 
     def _fused(self, state: TrainState, batches: Batch) -> tuple[TrainState, _Packed]:
-        return jax.lax.scan(self._packed, state, batches)
+        """Several steps in a loop.
+
+        On CPUs XLA compiles some small loops to a single function, in which it rounds in other
+        places than in single steps. It does not do so with a loop in which something is sorted.
+        """
+
+        def step(state: TrainState, batch: Batch) -> tuple[TrainState, _Packed]:
+            state, packed = self._packed(state, batch)
+            if jax.default_backend() == "cpu":
+                dtype = packed.values.dtype
+                ignored = jnp.sort(jnp.stack([state.step.astype(dtype), jnp.ones((), dtype)]))
+                packed = dataclasses.replace(
+                    packed, values=jnp.concatenate([packed.values, ignored])
+                )
+            return state, packed
+
+        return jax.lax.scan(step, state, batches)
 
     def is_compiled(self, piece: Piece) -> bool:
         """Whether the variant for such a piece is compiled."""

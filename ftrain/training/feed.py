@@ -115,19 +115,6 @@ class Feed:
             raise EndOfData(DATA_ENDED)
         return piece
 
-    def take_singles(self, count: int) -> list[Piece]:
-        """The next `count` pieces of one step each and of one form, or none if there are fewer."""
-        taken: list[Piece] = []
-        try:
-            while self._pieces is not None and len(taken) < count:
-                taken.append(self._next(1))
-        except Exception:  # noqa: BLE001 - it is raised again once the pieces taken here are used
-            self._has_failed = False
-        if len(taken) == count and len({piece.kind for piece in taken}) == 1:
-            return taken
-        self.give_back(taken)
-        return []
-
     def give_back(self, pieces: Sequence[Piece]) -> None:
         """Return pieces that were taken but not used."""
         self._spare.extendleft(reversed(pieces))

@@ -1,12 +1,12 @@
 """Step fusion: how many steps one compiled call takes."""
 
 import dataclasses
-import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ import numpy as np
 
 from ftrain.data import Piece, stack
 from ftrain.training.compiled_step import CompiledStep
+from ftrain.training.hook_dispatch import IN_FLIGHT
+from ftrain.training.metrics import Metrics
 from ftrain.training.state import TrainState
 from ftrain.training.timing import Timing
 from ftrain.training.trigger import Trigger
-from ftrain.tree import count_bytes, named_leaves
+from ftrain.tree import Tree, count_bytes, named_leaves
 
 Fuse = int | Literal["auto"]
 
@@ -29,6 +31,9 @@ DISPATCH_SHARE = 0.15  # of the time of a long step; above it fusion is tried ne
 WARM_UP = 3  # steps that are not measured
 MEASURED = 8  # steps that are measured
 MAX_SHARE = 0.95  # of the time of single steps; fused steps must not take longer
+COMPARED_RESULTS = 10_000  # floating-point numbers of a state that are compared, at least
+COMPARED_STEPS = 500  # but not in more steps than that
+GOLDEN_RATIO = 0.6180339887498949  # its multiples spread evenly between two whole numbers
 
 
 def check_fuse(fuse: Fuse) -> None:
@@ -71,198 +76,244 @@ def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
 class Fuser:
     """Decides how many steps a fused call takes: up to a given number or, with "auto", the fastest.
 
-    Steps are only fused if a trial shows that this changes no bit: inside of a loop the compiler
-    may compute a convolution, for example, in another way.
+    Steps are only fused if a trial finds that this changes no bit: inside of a loop the compiler
+    may compute a convolution, for example, in another way, or round a sum once instead of twice.
+    With "auto" some single steps are measured first: long steps gain nothing, unless dispatching
+    them is slow. Then a thread compiles the fused call, while the run continues with single steps.
     """
 
     def __init__(self, fuse: Fuse, program: CompiledStep):
         check_fuse(fuse)
         self.length = 1
         self.kind = 0  # the form of batches that was tried; others are not fused
-        self.trial: Trial | None = None
         self._fuse: Fuse = fuse
         self._program = program
+        self._is_decided = fuse == 1
+        self._triggers: Sequence[Trigger] = ()
+        self._start = 0
+        self._steps = 0  # single steps since the start
+        self._before = (0.0, 0.0)  # seconds of dispatching and of waiting, at the first mark
+        self._marks = (WARM_UP, WARM_UP + MEASURED) if fuse == "auto" else (1,)
+        self._candidate = 1  # the length that is tried
+        self._piece: Piece | None = None  # the input of a single step, used by the trial
         self._compiling: threading.Thread | None = None
-        self._decided = fuse == 1
+        self._compiled: Future[None] = Future()
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether there is nothing left to find out."""
+        return self._is_decided
 
     def begin(self, triggers: Sequence[Trigger], start: int) -> None:
         """Start or restart a run whose hooks have these triggers."""
-        if not self._decided:
-            choose = functools.partial(best_length, triggers, start)
-            self.trial = Trial(self._program, choose, self._fuse, self._compile_in_background)
-
-    def _compile_in_background(self, work: Callable[[], None]) -> None:
-        self._compiling = threading.Thread(target=work, name="ftrain-compile", daemon=True)
-        self._compiling.start()
-        if self._fuse != "auto":  # the user asked for fused steps from the start
-            self._compiling.join()
+        if not self._is_decided:
+            self._triggers = triggers
+            self._start = start
+            self._steps = 0
+            self._compiled = Future()
 
     def give_up(self) -> bool:
         """Take single steps from now on; return whether that is a change."""
-        changes = self.trial is not None or self.length > 1
+        changes = not self._is_decided or self.length > 1
         self.length = 1
-        self.trial = None
-        self._decided = True
+        self._is_decided = True
+        self._piece = None
         return changes
 
-    def explore(self, timing: Timing, state: TrainState, piece: Piece) -> None:
-        """Continue the trial after all steps so far are finished; `piece` is that of the last one."""
-        if self.trial is not None and not self.trial.explore(
-            timing.dispatch, timing.device, state, piece
-        ):
-            self.give_up()
+    def is_due(self) -> bool:
+        """Count a single step; return whether to settle all steps and call `explore` after it."""
+        self._steps += 1
+        return self._steps in self._marks or self._compiled.done()
 
-    def problem(self) -> str:
-        """The error of compiling the fused call, or an empty text; the trial then ends."""
-        if self.trial is None or self.trial.problem is None:
+    def explore(self, timing: Timing, state: TrainState, piece: Piece) -> str:
+        """Find out more, after all steps are finished; return a message for the user, or "".
+
+        `piece` is the input of the newest step.
+        """
+        if self._steps == self._marks[0] and not self._choose_length(timing, state, piece):
+            self.give_up()
+        elif self._steps == self._marks[-1]:
+            if self._fuse == "auto" and not self._can_gain(timing):
+                self.give_up()
+            else:
+                self._compile(state, piece)
+        if self._is_decided or not self._compiled.done():
             return ""
-        problem = f"{self.trial.problem}".partition("\n")[0]
+        problem = self._compiled.exception()
+        if problem is None:
+            return self._decide(state)
         self.give_up()
-        return f"steps are not fused: the fused call cannot be compiled: {problem:.200}"
+        text = f"{problem}".partition("\n")[0]
+        return f"steps are not fused: the fused call cannot be compiled: {text:.200}"
 
     def close(self) -> None:
         """Wait for a compilation in the background, at most a minute."""
         if self._compiling is not None:
             self._compiling.join(60)
 
-    def judge(self, fused: "Taken | None", single: "Taken | None") -> str:
-        """Decide from the same steps taken both ways; return a message for the user, or ''."""
-        length, kind = (1, 0) if self.trial is None else (self.trial.length, self.trial.kind)
-        self.give_up()
-        if fused is None or single is None:
-            return ""
-        leaf = first_difference(fused, single)
-        if leaf is not None:
-            return f"steps are not fused: fused ones give other bits, in {leaf} first"
-        share = fused.seconds / single.seconds
-        if self._fuse == "auto" and share > MAX_SHARE:
-            return ""
-        self.length = length
-        self.kind = kind
-        return (
-            f"{length} steps are fused into one call, {1 / share:.1f} times as fast"
-            if self._fuse == "auto"
-            else ""
-        )
-
-
-class Taken(NamedTuple):
-    """The result of some steps: state, metrics and seconds."""
-
-    state: TrainState
-    metrics: np.ndarray
-    seconds: float
-
-
-class Trial:
-    """Finds out, while a run takes single steps, whether fused ones are exact and, for "auto", faster.
-
-    First some single steps are measured: long steps gain nothing, unless dispatching them is slow.
-    Then a thread compiles the fused call. Then some steps are taken both ways and compared bit by
-    bit.
-    """
-
-    def __init__(
-        self,
-        program: CompiledStep,
-        choose: Callable[[int], int],
-        fuse: Fuse,
-        run_in_background: Callable[[Callable[[], None]], None],
-    ):
-        self.length = 0
-        self.kind = 0
-        self.problem: Exception | None = None  # why the fused call cannot be compiled
-        self._program = program
-        self._choose = choose
-        self._fuse = fuse
-        self._run_in_background = run_in_background
-        self._marks = (WARM_UP, WARM_UP + MEASURED) if fuse == "auto" else (1,)
-        self._steps = 0
-        self._before = (0.0, 0.0)  # seconds of dispatching and of waiting, at the first mark
-        self._compiled = threading.Event()
-
-    def is_mark(self) -> bool:
-        """Count a single step; return whether to settle all steps and call `explore` after it."""
-        self._steps += 1
-        return self._steps in self._marks
-
-    def explore(self, dispatch: float, device: float, state: TrainState, piece: Piece) -> bool:
-        """Continue, given the seconds spent on both so far; return False if fusion cannot gain."""
-        if self._steps == self._marks[0]:
-            self._before = dispatch, device
-            leaves = jax.tree.leaves(piece.batch)
-            if not leaves or not all(hasattr(leaf, "dtype") for leaf in leaves):
-                return False  # nothing to scan over, or nothing that can be stacked as it is
+    def _choose_length(self, timing: Timing, state: TrainState, piece: Piece) -> bool:
+        """Choose the length to try; return False if steps cannot be fused."""
+        self._before = timing.dispatch, timing.device
+        leaves = jax.tree.leaves(piece.batch)
+        if not leaves or not all(hasattr(leaf, "dtype") for leaf in leaves):
+            return False  # nothing to scan over, or nothing that can be stacked as it is
+        if self._fuse == "auto":
             room = AUTO_BYTES // max(1, count_bytes(piece.batch))
-            self.length = self._choose(
-                self._fuse if isinstance(self._fuse, int) else min(AUTO_STEPS, max(1, room))
-            )
-            if self.length == 1 or (self._fuse == "auto" and count_bytes(state) > STATE_BYTES):
-                return False
-        if self._steps != self._marks[-1]:
-            return True
-        dispatch, device = dispatch - self._before[0], device - self._before[1]
+            most = min(AUTO_STEPS, max(1, room))
+        else:
+            most = self._fuse
+        self._candidate = best_length(self._triggers, self._start, most)
+        return self._candidate > 1 and (self._fuse != "auto" or count_bytes(state) <= STATE_BYTES)
+
+    def _can_gain(self, timing: Timing) -> bool:
+        dispatch = timing.dispatch - self._before[0]
+        device = timing.device - self._before[1]
         is_long = dispatch + device > LONG_STEP * MEASURED
-        if is_long and dispatch < DISPATCH_SHARE * (dispatch + device):
-            return False
-        self._compile(state, piece)
-        return True
-
-    def is_ready(self) -> bool:
-        """Whether the fused call is compiled."""
-        return self._compiled.is_set()
-
-    def take(self, state: TrainState, pieces: list[Piece]) -> Taken:
-        """Take the steps of these pieces fused, from a copy of `state`."""
-        several = stack(pieces)
-        several = dataclasses.replace(
-            several, batch=self._program.put(several.batch, several.count)
-        )
-        taken: Taken | None = None
-        calls = 2 if self._fuse == "auto" else 1  # the first call of a program takes longer
-        for _ in range(calls):
-            copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
-            started = time.perf_counter()
-            result, metrics = self._program(copy, several, 1)
-            metrics.wait()
-            taken = Taken(result, metrics.table(), time.perf_counter() - started)
-        assert taken is not None
-        return taken
+        return not is_long or dispatch >= DISPATCH_SHARE * (dispatch + device)
 
     def _compile(self, state: TrainState, piece: Piece) -> None:
         """Compile the fused call: the first half here, the second in a thread."""
-        self.kind = piece.kind
-        several = Piece(
-            self.length,
-            self._program.put(stack([piece] * self.length).batch, self.length),
-            piece.kind,
-        )
+        self._piece = piece
+        compiled = self._compiled
         try:
+            several = _stacked(self._program, [piece] * self._candidate)
             lowered = self._program.lower(state, several)
         except Exception as error:  # noqa: BLE001 - single steps work
-            self.problem = error
+            compiled.set_exception(error)
             return
 
         def work() -> None:
             try:
                 self._program.finish(several, lowered)
-                self._compiled.set()
+                compiled.set_result(None)
             except Exception as error:  # noqa: BLE001 - the same
-                self.problem = error
+                compiled.set_exception(error)
 
-        self._run_in_background(work)
+        self._compiling = threading.Thread(target=work, name="ftrain-compile", daemon=True)
+        self._compiling.start()
+        if self._fuse != "auto":  # the user asked for fused steps from the start
+            self._compiling.join()
+
+    def _decide(self, state: TrainState) -> str:
+        piece = self._piece
+        assert piece is not None
+        self.give_up()
+        trial = compare(self._program, state, piece, self._candidate)
+        if trial.difference is not None:
+            return f"steps are not fused: fused ones give other bits, in {trial.difference} first"
+        share = trial.fused_seconds / trial.single_seconds
+        if self._fuse == "auto" and share > MAX_SHARE:
+            return ""
+        self.length = self._candidate
+        self.kind = piece.kind
+        if self._fuse != "auto":
+            return ""
+        return f"{self.length} steps are fused into one call, {1 / share:.1f} times as fast"
+
+
+class Trial(NamedTuple):
+    """Fused and single steps compared: what differs, if anything, and how long each took."""
+
+    difference: str | None
+    fused_seconds: float
+    single_seconds: float
+
+
+def compare(program: CompiledStep, state: TrainState, piece: Piece, length: int) -> Trial:
+    """Take the same steps fused and one by one, with batches close to the one given.
+
+    Where two programs round differently, few results differ: of the elements of a moment, one in a
+    thousand. So small states are compared many times, each time after more steps and scaled by
+    another number, until there were enough results for such a difference to show.
+    """
+    singles = [_scale_batch(piece, _factor(number)) for number in range(length)]
+    several = _stacked(program, singles)
+    singles = [
+        dataclasses.replace(single, batch=program.put(single.batch, 1)) for single in singles
+    ]
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    scale_state = jax.jit(_scale, out_shardings=shardings)
+    elements = sum(leaf.size for leaf in jax.tree.leaves(state) if _is_float(leaf))
+    rounds = max(2, min(COMPARED_RESULTS // max(elements, 1), COMPARED_STEPS) // length)
+    trial = Trial(None, math.inf, math.inf)
+    for number in range(rounds):
+        factor = _factor(length + number)
+        _, fused = _take(program, scale_state(state, factor), [several])
+        state, single = _take(program, scale_state(state, factor), singles)
+        trial = Trial(
+            first_difference(fused, single),
+            min(trial.fused_seconds, fused.seconds),
+            min(trial.single_seconds, single.seconds),
+        )
+        if trial.difference is not None:
+            break
+    return trial
+
+
+class Taken(NamedTuple):
+    """The result of some steps: the bytes of the leaves of the state, the metrics, and seconds."""
+
+    state: dict[str, bytes]
+    metrics: bytes
+    seconds: float
+
+
+def _take(
+    program: CompiledStep, state: TrainState, pieces: Sequence[Piece]
+) -> tuple[TrainState, Taken]:
+    jax.block_until_ready(state)
+    started = time.perf_counter()
+    metrics: list[Metrics] = []
+    for piece in pieces:
+        state, result = program(state, piece, 1)
+        metrics.append(result)
+        if len(metrics) > IN_FLIGHT:
+            metrics[-IN_FLIGHT].wait()
+    metrics[-1].wait()
+    seconds = time.perf_counter() - started
+    leaves = {name: _bytes(leaf) for name, leaf in named_leaves(state).items()}
+    return state, Taken(leaves, b"".join(each.table().tobytes() for each in metrics), seconds)
 
 
 def first_difference(one: Taken, other: Taken) -> str | None:
     """The name of the first leaf of the state, or else of the metrics, whose bits differ."""
-    for (name, left), right in zip(
-        named_leaves(one.state).items(), jax.tree.leaves(other.state), strict=True
-    ):
-        if _bits(left) != _bits(right):
+    for name, found in one.state.items():
+        if found != other.state[name]:
             return f"leaf {name}"
-    return None if one.metrics.tobytes() == other.metrics.tobytes() else "the metrics"
+    return None if one.metrics == other.metrics else "the metrics"
 
 
-def _bits(leaf: jax.Array) -> bytes:
+def _stacked(program: CompiledStep, pieces: list[Piece]) -> Piece:
+    """One piece of several steps, on the devices."""
+    several = stack(pieces)
+    return dataclasses.replace(several, batch=program.put(several.batch, several.count))
+
+
+def _factor(number: int) -> float:
+    """A number near 1, another for each `number`."""
+    return 0.9 + 0.2 * (number * GOLDEN_RATIO % 1.0)
+
+
+def _scale_batch(piece: Piece, factor: float) -> Piece:
+    return dataclasses.replace(piece, batch=_scale(piece.batch, factor))
+
+
+def _scale(tree: Tree, factor: float | jax.Array) -> Tree:
+    """The tree with all floating-point numbers multiplied, each in its own precision."""
+
+    def scale(leaf: Any) -> Any:
+        if not _is_float(leaf):
+            return leaf
+        array = jnp.asarray(factor) if isinstance(leaf, jax.Array) else np.asarray(factor)
+        return leaf * array.astype(leaf.dtype)
+
+    return jax.tree.map(scale, tree)
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _bytes(leaf: jax.Array) -> bytes:
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()

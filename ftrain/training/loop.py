@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from ftrain.cluster import PeerLostError, ProcessGroup, Sharding
@@ -20,7 +19,7 @@ from ftrain.data.shapes import ShapeWatch
 from ftrain.training.compiled_step import CompiledStep, Parallel, spread, use_compilation_cache
 from ftrain.training.consensus import Consensus, check_group, check_program, check_shards
 from ftrain.training.feed import FINISHED, Feed
-from ftrain.training.fusion import Fuse, Fuser, Taken
+from ftrain.training.fusion import Fuse, Fuser
 from ftrain.training.hook import DATA_ENDED, Hook, Report, check_hooks, feed_batch
 from ftrain.training.hook_dispatch import Call, CallsInFlight, HookDispatch, HookMemory
 from ftrain.training.loss import Batch
@@ -236,7 +235,7 @@ class Loop:
     def advance(self) -> None:
         """Dispatch the steps up to the next one at which a hook is due, fused as far as possible."""
         self._guarded(lambda: self._take(self._schedule.next_step - self._count))
-        if self._fuser.trial is not None and self.stop_reason is None:
+        if not self._fuser.is_decided and self.stop_reason is None:
             self._guarded(self._explore)
 
     def __enter__(self) -> Self:
@@ -407,38 +406,12 @@ class Loop:
             self._schedule.look_ahead(self._count)  # hooks may have changed their triggers
 
     def _explore(self) -> None:
-        """Continue the trial that finds out whether fused steps are faster."""
-        trial = self._fuser.trial
-        if trial is None:
-            return
-        if trial.is_mark():
+        """Find out, a little after each call, whether fused steps are exact and faster."""
+        if self._fuser.is_due():
             self._in_flight.settle()
-            self._fuser.explore(self.timing, self.state, self._piece)
-        problem = self._fuser.problem()
-        if problem:
-            self.notice(problem)
-        elif trial.is_ready() and self._schedule.next_step - self._count >= trial.length:
-            pieces = self._feed.take_singles(trial.length)
-            self._in_flight.settle()
-            fused = trial.take(self.state, pieces) if pieces else None
-            notice = self._fuser.judge(fused, self._take_singly(pieces))
-            if notice:
-                self.notice(notice)
-
-    def _take_singly(self, pieces: list[Piece]) -> Taken | None:
-        """Take steps one by one; None if a hook stops the run before all are taken."""
-        spent, metrics = self.timing.dispatch + self.timing.device, []
-        for number, piece in enumerate(pieces):
-            if self.stop_reason is not None:
-                self._feed.give_back(pieces[number:])
-                return None
-            self._dispatch(piece)
-            metrics.append(self._metrics)
-        self._in_flight.settle()
-        seconds = self.timing.dispatch + self.timing.device - spent
-        return Taken(
-            self.state, np.concatenate([each.table() for each in metrics] or [np.zeros(0)]), seconds
-        )
+            message = self._fuser.explore(self.timing, self.state, self._piece)
+            if message:
+                self.notice(message)
 
     def _end(self) -> None:
         self._stopping.catch_up(lambda: self._count, lambda: self._take(1))

@@ -27,16 +27,15 @@ class Metrics:
             0.0  # in seconds: when the call was dispatched, and then when it was found finished
         )
         self.names = names
-        self._packed = packed  # (metrics,) of one step, or (steps, metrics)
+        self._packed = packed  # (metrics,) of one step, or (steps, metrics and more)
         self._table: np.ndarray | None = None
 
     def table(self) -> np.ndarray:
         """One row per step, one column per name; waits for the device."""
         if self._table is None:
             steps = self.last - self.first + 1
-            self._table = np.asarray(() if self._packed is None else self._packed).reshape(
-                steps, len(self.names)
-            )
+            values = np.zeros((steps, 0)) if self._packed is None else np.asarray(self._packed)
+            self._table = values.reshape(steps, -1)[:, : len(self.names)]
             self._packed = None  # free the array on the device
         return self._table
 
