@@ -47,8 +47,11 @@ class LoseDevice(ftrain.Hook):
             self.lost = True
             raise jax.errors.JaxRuntimeError("UNAVAILABLE: the device went away")
 
-    def notice(self, text):
-        if "going on" in text:
+    def begin(self, report):
+        report.listen(notice=self.show)
+
+    def show(self, text):
+        if "resuming" in text:
             print("recovered")
 
 

@@ -5,16 +5,14 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.cluster import ProcessGroup, Sharding
 from ftrain.data import Piece, Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
@@ -34,10 +32,8 @@ from ftrain.optimizers import LearningRate
 from ftrain.paths import local_path
 from ftrain.storage import exists
 from ftrain.training import (
-    Fuse,
     Hook,
     Loop,
-    Scaffold,
     TrainState,
     Trigger,
     every,
@@ -45,9 +41,10 @@ from ftrain.training import (
     stop_on_signals,
 )
 from ftrain.training.arguments import check_arrays, check_optimizer
-from ftrain.training.compiled_step import Parallel, axis_of
+from ftrain.training.compiled_step import axis_of
 from ftrain.training.consensus import LIMIT
 from ftrain.training.loss import LossFunction
+from ftrain.training.options import LoopOptions, check_options
 from ftrain.training.record import CONFIG, Ingredients, RunMismatchError, RunRecord, set_aside
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
@@ -89,17 +86,13 @@ class Run(Loop):
         steps: int | None = None,
         hooks: Sequence[Hook] = (),
         directory: str | Path | None = None,
-        mesh: Mesh | None = None,
-        fuse: Fuse = "auto",
-        scaffold: Scaffold | None = None,
-        sharding: Sharding | None = None,
-        parallel: Parallel = "jit",
-        recoveries: int = 3,
-        group: ProcessGroup | None = None,
-        straggler_timeout: float | None = None,
         accept_changes: bool = False,
         overwrite: bool = False,
+        **options: Unpack[LoopOptions],
     ):
+        check_options(options, "steps", "directory", "accept_changes", "overwrite")
+        group = options.get("group")
+        scaffold = options.get("scaffold")
         home = None if directory is None else local_path(directory)
         if group is not None and home is not None:
             group.check_directory(home)  # now, and not when a first save waits for the others
@@ -114,29 +107,15 @@ class Run(Loop):
             index = 0 if group is None else group.index
             reporter.log = None if home is None else home / LOGS / f"process_{index}.log"
             reporter.steps = steps
-        super().__init__(
-            step,
-            state,
-            data,
-            hooks=hooks,
-            mesh=mesh,
-            fuse=fuse,
-            scaffold=scaffold,
-            sharding=sharding,
-            parallel=parallel,
-            recoveries=recoveries,
-            group=group,
-            straggler_timeout=straggler_timeout,
-        )
+        super().__init__(step, state, data, hooks=hooks, **options)
         if overwrite and (home is None or waits):
             raise ValueError("overwrite=True needs a directory that this process writes to")
-        self._steps, self._home, self._initial, self._group = (
-            steps,
-            None if waits else home,
-            state,
-            group,
-        )
-        self._accept_changes, self._overwrite = accept_changes, overwrite
+        self._steps = steps
+        self._home = None if waits else home
+        self._initial = state
+        self._group = group
+        self._accept_changes = accept_changes
+        self._overwrite = overwrite
         self._ingredients = Ingredients()
         self._record: RunRecord | None = None
         self._is_noted = True  # whether the record says what this run is trained with
@@ -149,18 +128,18 @@ class Run(Loop):
             after is None
             and self._record is not None
             and self._steps is not None
-            and self._count >= self._steps
+            and self.steps_taken >= self._steps
         ):
-            self.notice(
-                f"nothing is left to do: {self._home} has {self._count} steps already; pass more steps, overwrite=True "
-                "to start again, or another directory"
+            self._hook_calls.notice(
+                f"nothing is left to do: {self._home} has {self.steps_taken} steps already; pass "
+                "more steps, overwrite=True to start again, or another directory"
             )
 
-    def _dispatch(self, piece: Piece) -> None:
-        super()._dispatch(piece)
-        if not self._is_noted:
+    def _take(self, limit: float) -> None:
+        super()._take(limit)
+        if not self._is_noted and self._position.piece is not None:
             self._is_noted = True
-            self._note()
+            self._note(self._position.piece)
 
     def _check_directory(self, home: Path) -> None:
         """That the directory holds no run that was trained with something else; with `overwrite`, none at all."""
@@ -181,7 +160,7 @@ class Run(Loop):
             raise RunMismatchError(home, differences)
         self._is_noted = not is_chief or self._record.is_current
         if differences:
-            self.notice(f"{home} is resumed with changes: {'; '.join(differences)}")
+            self._hook_calls.notice(f"{home} is resumed with changes: {'; '.join(differences)}")
 
     def _set_aside(self, home: Path) -> None:
         with ExitStack() as locks:
@@ -190,12 +169,12 @@ class Run(Loop):
                     locks.enter_context(hold(path, f"{home} is in use"))
             aside = set_aside(home)
         if aside is not None:
-            self.notice(f"the run in {home} was set aside as {aside}")
+            self._hook_calls.notice(f"the run in {home} was set aside as {aside}")
 
-    def _note(self) -> None:
+    def _note(self, piece: Piece) -> None:
         """Write what the run is trained with, known since its first batch. A run does not fail for want of a note."""
-        batch = jax.tree.map(_shape, self._piece.batch)
-        if self._piece.count > 1:
+        batch = jax.tree.map(_shape, piece.batch)
+        if piece.count > 1:
             batch = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch
             )
@@ -203,7 +182,9 @@ class Run(Loop):
             if self._record is not None:
                 self._record.write(jax.tree.map(_shape, self.state), batch)
         except Exception as error:  # noqa: BLE001 - of the disk, or of a step that can only be taken
-            self.notice(f"{self._home}: what the run is trained with cannot be noted: {error}")
+            self._hook_calls.notice(
+                f"{self._home}: what the run is trained with cannot be noted: {error}"
+            )
 
     def _savers(self) -> list[CheckpointSaver]:
         return [hook for hook in self.hooks if isinstance(hook, CheckpointSaver)]
@@ -225,7 +206,6 @@ def train(
     hooks: Sequence[Hook] = (),
     directory: str | Path | None = None,
     seed: int = 0,
-    mesh: Mesh | None = None,
     clip_global_norm: float | None = None,
     accumulate: int = 1,
     averages: float | None = None,
@@ -233,16 +213,15 @@ def train(
     averages_of: str | Sequence[str] = (),
     merge_rows: bool = True,
     learning_rate: LearningRate | None = None,
-    fuse: Fuse = "auto",
-    scaffold: Scaffold | None = None,
-    sharding: Sharding | None = None,
-    parallel: Parallel = "jit",
-    recoveries: int = 3,
-    group: ProcessGroup | None = None,
+    model_state: Tree | None = None,
     accept_changes: bool = False,
     overwrite: bool = False,
+    **options: Unpack[LoopOptions],
 ) -> TrainState:
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
+
+    With a `model_state`, such as the statistics of batch normalisation, the loss function is called
+    as `make_step(with_model_state=True)` does.
 
     Ends after `steps` steps, at the end of the data, or when a hook says so. With a `directory`, a run that was
     interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt. Without
@@ -251,7 +230,7 @@ def train(
     A directory that holds a run with another loss, optimizer, data or seed is refused with RunMismatchError;
     `accept_changes` and `overwrite` are those of `Run`. `averages_of` are patterns for the parameters to average, all
     of them by default. `clip_global_norm`, `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate`
-    are those of `make_step`; `fuse`, `scaffold`, `sharding`, `parallel`, `recoveries` and `group` those of `Loop`.
+    are those of `make_step`; `options` are those of `Loop`, see `LoopOptions`.
     """
     check_optimizer(optimizer)  # now, before anything is written
     check_arrays("params", params)
@@ -264,7 +243,8 @@ def train(
         averages_ramp=averages_ramp,
         merge_rows=merge_rows,
         learning_rate=learning_rate,
-        replicas=axis_of(parallel),
+        replicas=axis_of(options.get("parallel", "jit")),
+        with_model_state=model_state is not None,
     )
     run = Run(
         step,
@@ -273,21 +253,16 @@ def train(
             params,
             optimizer,
             seed=seed,
+            model_state=model_state,
             averages=(averages_of or True) if averages else False,
         ),
         data,
         steps=steps,
         hooks=hooks,
         directory=directory,
-        mesh=mesh,
-        fuse=fuse,
-        scaffold=scaffold,
-        sharding=sharding,
-        parallel=parallel,
-        recoveries=recoveries,
-        group=group,
         accept_changes=accept_changes,
         overwrite=overwrite,
+        **options,
     )
     settings: dict[str, Any] = {
         "clip_global_norm": clip_global_norm,
@@ -310,7 +285,7 @@ def train(
 def _complete(
     hooks: Sequence[Hook], steps: int | None, directory: Path | None, data: Any, *, writes: bool
 ) -> list[Hook]:
-    """The default hooks and those given, in the order in which they must see a step.
+    """The hooks given, and the default ones.
 
     A process that waits for the checkpoints of another does not write to the directory of that one.
     """
@@ -332,19 +307,7 @@ def _complete(
     add_unless_given(StepCounter(when=_written_when(complete)))
     if steps is not None:
         complete.append(StopAtStep(steps))
-    return sorted(complete, key=_rank)
-
-
-def _rank(hook: Hook) -> int:
-    """The guard comes first, so that nothing is written of a step that failed; then those that measure, those that
-    write it down, and last the saver."""
-    ranks = (
-        (StopOnNaN, 0),
-        (StepCounter, 1),
-        ((SummarySaver, Logging, ProgressBar), 3),
-        (CheckpointSaver, 4),
-    )
-    return next((rank for kinds, rank in ranks if isinstance(hook, kinds)), 2)
+    return complete
 
 
 def _written_when(hooks: Sequence[Hook]) -> Trigger:

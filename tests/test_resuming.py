@@ -226,7 +226,7 @@ def test_a_run_of_a_step_is_compared_too(pipeline, tmp_path):
 def test_data_that_are_no_pipeline_are_compared_by_what_the_step_computes(train, pipeline):
     batches = [pipeline.batch(step) for step in range(9)]
     train(data=batches)
-    with pytest.warns(UserWarning, match="cannot be asked for a step"):
+    with pytest.warns(UserWarning, match="have no random access"):
         train(data=batches, steps=5)
     with pytest.raises(RunMismatchError, match="the loss differs"):
         train(data=batches, loss=doubled, steps=6)

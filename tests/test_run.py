@@ -33,6 +33,32 @@ def test_train_learns_and_returns_the_final_state(pipeline, capsys):
     assert "step 300: loss" in capsys.readouterr().out
 
 
+def test_train_carries_a_model_state_and_takes_every_option_of_a_loop(pipeline, tmp_path):
+    def counting(params, batch, rng, model_state):
+        loss, metrics = loss_fn(params, batch, rng)
+        return loss, metrics, {"batches": model_state["batches"] + 1}
+
+    def train(steps):
+        return ftrain.train(
+            counting,
+            init_params(),
+            pipeline,
+            optimizer=MOMENTUM,
+            model_state={"batches": 0},
+            steps=steps,
+            directory=tmp_path,
+            hooks=[QUIET],
+            prepare=lambda step, batch: batch | {"x": batch["x"] * 0.5},
+            recoveries=0,
+        )
+
+    train(20)
+    state = train(30)
+    assert int(state.model_state["batches"]) == 30
+    halved = ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=30)
+    assert not np.allclose(state.params["w"], halved.params["w"])
+
+
 def test_a_directory_holds_checkpoints_summaries_and_metrics(pipeline, tmp_path):
     ftrain.train(
         loss_fn,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ftrain.cluster import ProcessGroup
     from ftrain.config import Job
     from ftrain.config.plan import Plan
+    from ftrain.hooks import Faults
     from ftrain.launching.reporter import Reporter
-    from ftrain.training import Hook
 
 BUILD_SECONDS = 600.0  # for process 0 to build its data, which it may have to write first
 DEFAULT_HEARTBEAT = 100.0  # seconds
@@ -134,18 +134,18 @@ def claim_directory(job: "Job", group: "ProcessGroup", accept_changes: bool) -> 
         yield
 
 
-def injected_faults(directory: Path, rank: int) -> "list[Hook]":
+def injected_faults(directory: Path, rank: int) -> "Faults | None":
     """Return the hook that injects the faults of `ftrain launch --inject`, if there are any."""
     from ftrain.hooks import Faults
     from ftrain.launching import parse_faults, protocol
 
     text = os.environ.get(protocol.INJECT)
     if not text:
-        return []
+        return None
     note = directory / f"faults_{rank}.txt"
     if os.environ.get(protocol.ATTEMPT, "0") == "0":
         note.unlink(missing_ok=True)
-    return [Faults(parse_faults(text), rank, note)]
+    return Faults(parse_faults(text), rank, note)
 
 
 def _heartbeat(hang_timeout: float | None) -> float:

@@ -95,9 +95,13 @@ def _train(
     console = Console()
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
     started = time.monotonic()
-    hooks = [*job.hooks(bar), FirstStep(process_started, bar or job.logging)]
+    hooks = [*job.hooks(bar), FirstStep(process_started)]
     hooks += [Ledger(ledger)] if ledger else []
-    hooks += injected_faults(job.directory, group.index)
+    faults = injected_faults(job.directory, group.index)
+    hooks += [faults] if faults else []
+    options = job.loop_options | {"group": group}
+    if faults is not None and faults.changes_data:
+        options["prepare"] = faults.prepare
     with claim_directory(job, group, accept_changes):
         run = Run(
             job.step,
@@ -106,13 +110,7 @@ def _train(
             steps=job.steps,
             hooks=hooks,
             directory=job.directory,
-            mesh=job.mesh,
-            sharding=job.sharding,
-            fuse=job.fuse,
-            parallel=job.parallel,
-            straggler_timeout=job.straggler_timeout,
-            recoveries=job.recoveries,
-            group=group,
+            **options,
         )
         if state is not None:
             if planned.config.notice:

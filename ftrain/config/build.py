@@ -25,9 +25,10 @@ from ftrain.optimizers import LearningRate
 from ftrain.paths import local_path
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
-from ftrain.training import Fuse, Hook, TrainState
+from ftrain.training import Hook, TrainState
 from ftrain.training.compiled_step import Parallel, axis_of, check_parallel, spread
 from ftrain.training.loss import Metrics
+from ftrain.training.options import LoopOptions
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -49,10 +50,8 @@ class Job:
     step: Step
     mesh: Mesh
     sharding: Sharding
-    fuse: Fuse
     parallel: Parallel
-    straggler_timeout: float | None
-    recoveries: int
+    loop_options: LoopOptions
     evaluator: Evaluator | None
     summaries: SummarySaver
     logging: Logging
@@ -60,7 +59,7 @@ class Job:
     others: list[Hook]  # those that [[hooks]] names
 
     def hooks(self, console: Hook | None = None) -> list[Hook]:
-        """The hooks in the order in which they must see a step; `console` takes the place of plain log lines."""
+        """The hooks that the config names; `console` takes the place of plain log lines."""
         hooks = [self.evaluator, *self.others, self.summaries, console or self.logging, self.saver]
         return [hook for hook in hooks if hook is not None]
 
@@ -151,7 +150,9 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer
     if calls["step"].arguments.get("averages_of") and "averages" not in calls["step"].arguments:
         raise plan.config.error("step.averages_of", "needs step.averages, a decay such as 0.999")
-    mesh, parallel = calls["mesh"].make(), calls["step"].arguments["parallel"]
+    mesh = calls["mesh"].make()
+    sharding = calls["sharding"].make()
+    parallel: Parallel = calls["step"].arguments["parallel"]
     _check_replicas(plan, parallel, mesh)
     task: Task = calls["model"].make()
     _check_input(plan, task)
@@ -182,11 +183,16 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
             replicas=axis_of(parallel),
         ),
         mesh=mesh,
-        sharding=calls["sharding"].make(),
-        fuse=calls["step"].arguments["fuse"],
+        sharding=sharding,
         parallel=parallel,
-        straggler_timeout=_straggler_timeout(plan),
-        recoveries=calls["run"].arguments["recoveries"],
+        loop_options={
+            "mesh": mesh,
+            "sharding": sharding,
+            "parallel": parallel,
+            "fuse": calls["step"].arguments["fuse"],
+            "recoveries": calls["run"].arguments["recoveries"],
+            "straggler_timeout": _straggler_timeout(plan),
+        },
         evaluator=_evaluator(plan, task),
         summaries=calls["summary"].make(directory=home),
         logging=calls["log"].make(),

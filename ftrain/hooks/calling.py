@@ -30,6 +30,8 @@ class FeedBatch(Hook):
     refuses. Raise StopIteration to end the run. Steps are not fused.
     """
 
+    changes_batch = True
+
     def __init__(self, function: Callable[[int], Mapping[str, Any]]):
         self.function = _checked(function)
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from ftrain.hooks.counting import Speed
 from ftrain.paths import local_path
 from ftrain.training import Hook, Report, Trigger, every
-from ftrain.training.hook import Value
+from ftrain.training.hook import WRITE, Value
 
 SHOWN = 3  # metrics in a progress bar, if none of them is the loss
 
@@ -40,6 +40,7 @@ class Logging(Hook):
 
     needs_state = False
     chief_only = True
+    order = WRITE
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Logging(Hook):
         self._looked = False  # whether all names were looked for
 
     def begin(self, report: Report) -> None:
+        report.listen(published=self._write_values, notice=self.show)
         self._logged = report.step
         if report.step:
             self.write(f"resumed at step {report.step}")
@@ -69,21 +71,22 @@ class Logging(Hook):
                 report.notice(
                     f"to be logged, and not there yet: {', '.join(missing)}; there are {', '.join(values)}"
                 )
-        self.receive(report.step, values)
+        self._write_values(report.step, values)
         self._logged = report.step
 
-    def receive(self, step: int, values: Mapping[str, Value]) -> None:
+    def _write_values(self, step: int, values: Mapping[str, Value]) -> None:
         if self.metrics is not None:
             values = {name: values[name] for name in self.metrics if name in values}
         if values:
             self.write(f"step {step}: {self.format(values)}")
 
-    def notice(self, text: str) -> None:
+    def show(self, text: str) -> None:
+        """Write a message to the user."""
         self.write(text)
 
     def end(self, report: Report) -> None:
-        if self.at_end and self._logged != report.step:  # what was published has been received
-            self.receive(
+        if self.at_end and self._logged != report.step:  # what was published is written
+            self._write_values(
                 report.step, {k: v for k, v in report.values().items() if k not in report.published}
             )
 
@@ -114,6 +117,7 @@ class ProgressBar(Hook):
 
     needs_state = False
     chief_only = True
+    order = WRITE
 
     def __init__(
         self,
@@ -132,6 +136,7 @@ class ProgressBar(Hook):
         self._begun = 0  # the step that the run started from
 
     def begin(self, report: Report) -> None:
+        report.listen(published=self._show_values, notice=self.show)
         self._speed.clear()
         self._begun = report.step
         if report.step:
@@ -145,12 +150,13 @@ class ProgressBar(Hook):
         }
         self._progress.update(self._task, completed=report.step, shown=format_values(values))
 
-    def receive(self, step: int, values: Mapping[str, Value]) -> None:
+    def _show_values(self, step: int, values: Mapping[str, Value]) -> None:
         kept = {name: value for name, value in values.items() if not name.endswith("_per_second")}
         if kept:
-            self.notice(f"step {step}: {format_values(kept)}")
+            self.show(f"step {step}: {format_values(kept)}")
 
-    def notice(self, text: str) -> None:
+    def show(self, text: str) -> None:
+        """Write a message above the bar."""
         self._progress.console.print(text, markup=False, highlight=False)
 
     def end(self, report: Report) -> None:

@@ -3,6 +3,7 @@
 from collections import deque
 
 from ftrain.training import Hook, Metrics, Report, Trigger, every
+from ftrain.training.hook import MEASURE
 
 SHORTEST = (
     0.25  # seconds; over less, how long the loop waited for its turn on the processor would show
@@ -47,15 +48,17 @@ class StepCounter(Hook):
     """
 
     needs_state = False
+    order = MEASURE
 
     def __init__(self, *, when: Trigger = every(steps=100)):
         self.when = when
         self._speed = Speed()
 
     def begin(self, report: Report) -> None:
+        report.listen(metrics=self._start)
         self._speed.clear()
 
-    def watch(self, metrics: Metrics) -> None:
+    def _start(self, metrics: Metrics) -> None:
         self._speed.start(metrics.last, metrics.time)
 
     def after_step(self, report: Report) -> None:

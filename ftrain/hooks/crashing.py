@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from ftrain.paths import local_path
-from ftrain.training import Hook
+from ftrain.training import Hook, Report
 from ftrain.training.crash import write_crash
 from ftrain.training.replay import PastStep
 
@@ -22,7 +22,10 @@ class CrashBundle(Hook):
     def __init__(self, directory: str | Path):
         self.directory = local_path(directory)
 
-    def failed(self, error: Exception, past: PastStep | None) -> None:
+    def begin(self, report: Report) -> None:
+        report.listen(failure=self._keep)
+
+    def _keep(self, error: Exception, past: PastStep | None) -> None:
         if past is None:
             return
         crash = write_crash(self.directory, error, past)

@@ -33,9 +33,11 @@ class Faults(Hook):
         self._of_data = [fault for fault in own if fault.kind in _OF_DATA]
         self._others = [fault for fault in own if fault.kind not in _OF_DATA]
         self._rank, self._note = rank, note
+        self.changes_data = bool(self._of_data)
         self.when = at(*(fault.step for fault in self._others)) if self._others else never()
 
     def prepare(self, step: int, batch: Batch) -> Batch:
+        """Perform the faults in the data of a step; an option of the loop, see `LoopOptions`."""
         for fault in [each for each in self._of_data if each.step == step]:
             self._remember(fault)
             batch = _OF_DATA[fault.kind](fault, batch)

@@ -23,6 +23,8 @@ class Ledger(Hook):
     when = every(steps=1)
     chief_only = True
 
+    changes_batch = True  # it reads the batch of every step
+
     def __init__(self, path: str | Path):
         self.path = local_path(path)
         self._file: IO[str] | None = None

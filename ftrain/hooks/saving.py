@@ -9,7 +9,8 @@ import jax
 
 from ftrain.checkpoints import CheckpointManager, InUseError, SaveError, hold
 from ftrain.checkpoints.lock import is_still_held
-from ftrain.training import Hook, Report, TrainState, Trigger, every
+from ftrain.training import Report, TrainState, Trigger, every
+from ftrain.training.hook import StateSaver
 
 HOOKS = "hooks"  # the extra value of a checkpoint that has the states of hooks
 LOCK = "saver.lock"  # in the directory of checkpoints, held by who saves there
@@ -31,7 +32,7 @@ class SaveListener:
         """Once, after the last checkpoint, unless an exception ended the run."""
 
 
-class CheckpointSaver(Hook):
+class CheckpointSaver(StateSaver):
     """Start from the newest checkpoint in `directory`, save there when it is time, and once more at the end.
 
     The reference also saves what it starts with; here that needs `at_start`, and a step that is saved already is not
@@ -45,8 +46,6 @@ class CheckpointSaver(Hook):
     One saver at a time works in a directory, and holds a lock there. In a process that only waits for another's
     checkpoints, `Scaffold(wait_secs=...)`, it restores and saves nothing, and needs no lock.
     """
-
-    saves_state = True
 
     def __init__(
         self,
@@ -95,7 +94,11 @@ class CheckpointSaver(Hook):
         self._hook_states: dict[str, Any] | None = None  # of the checkpoint that was restored
 
     def restore_state(self, like: TrainState) -> TrainState | None:
-        if self._lock is None and jax.process_index() == 0 and not self.follows_chief:
+        if not self._begun:
+            self._begun = True
+            for listener in self.listeners:
+                listener.begin()
+        if self._lock is None and jax.process_index() == 0 and not self.read_only:
             directory = self.manager.directory
             self._lock_path = directory / LOCK
             self._lock = hold(self._lock_path, f"{directory} is saved to")
@@ -113,16 +116,9 @@ class CheckpointSaver(Hook):
     def saved_hook_states(self) -> Mapping[str, Mapping[str, Any]] | None:
         return self._hook_states
 
-    def start(self, state: TrainState) -> TrainState:
-        if not self._begun:
-            for listener in self.listeners:
-                listener.begin()
-        self._begun = True
-        return state
-
     def begin(self, report: Report) -> None:
         self.manager.on_warning = report.notice
-        if self.follows_chief:
+        if self.read_only:
             report.notice(
                 f"{self.manager.directory} is written by another process; this one saves nothing"
             )
@@ -161,7 +157,7 @@ class CheckpointSaver(Hook):
                 self._lock = None
 
     def _save(self, report: Report) -> None:
-        if self.follows_chief:
+        if self.read_only:
             return
         if self._lock is not None and not is_still_held(self._lock, self._lock_path):
             raise InUseError(
@@ -189,7 +185,7 @@ class CheckpointSaver(Hook):
 
     def _complete(self, report: Report) -> None:
         """Add what came after the last step was saved, such as an evaluation at the end."""
-        if self.follows_chief:
+        if self.read_only:
             return
         self._look_for_best(report)
         with self._surviving(report):

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every, never
-from ftrain.training.hook import DATA_ENDED, Value
+from ftrain.training.hook import GUARD, Value
 from ftrain.training.metrics import NAN_IF_UNKNOWN, UnknownMetricError
+from ftrain.training.stopping import DATA_ENDED
 
 WATCHED = ("loss", "gradient_norm")  # what StopOnNaN watches if the step has one of them
 
@@ -95,6 +96,7 @@ class StopWhen(Hook):
         self._seen = False
 
     def begin(self, report: Report) -> None:
+        report.listen(published=self._look)
         self._goal = self._best = math.inf
         self._looks = 0
         self._last = None
@@ -107,35 +109,36 @@ class StopWhen(Hook):
         goal, best = self._sign * self._goal, self._sign * self._best
         return {"step": step, "value": value, "best": best, "goal": goal, "looks": self._looks}
 
-    def restore(self, state: Mapping[str, Any]) -> str | None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         self._last = state["step"], state["value"]
         self._goal, self._best = self._sign * state["goal"], self._sign * state["best"]
         self._looks = state["looks"]
         self._seen = True
-        return self._reason()
+        self._stop_if_reached()
 
     def after_step(self, report: Report) -> None:
-        reason = self.receive(report.step, report.values())
-        if reason is not None:
-            report.notice(f"stopping: {reason}")
-            report.stop(reason)
+        self._look(report.step, report.values())
 
-    def receive(self, step: int, values: Mapping[str, Value]) -> str | None:
+    def _look(self, step: int, values: Mapping[str, Value]) -> None:
         value = values.get(self.metric)
         if value is None or isinstance(value, str):
-            return None
+            return
         self._seen = True
-        if (
-            self._report is not None and self._report.ending
-        ):  # a run that was to go on would not have looked here
-            return None
+        if self._report is not None and self._report.ending:
+            return  # a run with more steps would not have looked here
         self._last = step, value
         self._best = min(self._best, self._sign * value)
         if self._sign * value < self._goal - self.least_change:
             self._goal, self._looks = self._sign * value, 0
         else:
             self._looks += 1
-        return self._reason()
+        self._stop_if_reached()
+
+    def _stop_if_reached(self) -> None:
+        reason = self._reason()
+        if reason is not None and self._report is not None:
+            self._report.notice(f"stopping: {reason}")
+            self._report.stop(reason)
 
     def _reason(self) -> str | None:
         """Why to stop after the last look, if there is a reason."""
@@ -172,6 +175,8 @@ class StopOnNaN(Hook):
     metrics or gradients that is not finite is named.
     """
 
+    order = GUARD
+
     def __init__(
         self,
         metrics: str | Sequence[str] | None = None,
@@ -192,21 +197,22 @@ class StopOnNaN(Hook):
 
     def begin(self, report: Report) -> None:
         self._report = report
+        report.listen(metrics=self._watch)
 
-    def watch(self, metrics: Metrics) -> str | None:
+    def _watch(self, metrics: Metrics) -> None:
         if self._chosen is None or self._chosen[0] != metrics.names:
             self._chosen = metrics.names, self._choose(metrics.names)
         if np.isfinite(metrics.table()).all():  # this runs for every step, and must be quick
-            return None
+            return
         watched = self._chosen[1]
         if np.isfinite([metrics.column(name) for name in watched]).all():
-            return None
+            return
         for step in range(metrics.first, metrics.last + 1):
             row = metrics.row(step)
             bad = next((name for name in watched if not math.isfinite(row[name])), None)
             if bad is not None and not row.get("update_skipped"):
-                return self._found(bad, step, row)
-        return None
+                self._stop(bad, step, row)
+                return
 
     def _choose(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The metrics to watch, of those that a step has."""
@@ -221,13 +227,15 @@ class StopOnNaN(Hook):
             )
         return self.metrics
 
-    def _found(self, name: str, step: int, row: Mapping[str, float]) -> str:
+    def _stop(self, name: str, step: int, row: Mapping[str, float]) -> None:
         skipped = row.get("updates_skipped")
         before = f" after {skipped:.0f} updates that were skipped" if skipped else ""
         found = f"{name} is {row[name]} at step {step}{before}"
         where = f"\n{self._locate(step)}" if self.locate else ""
-        if self.action == "stop":
-            return found + where
+        if self.action == "stop" and self._report is not None:
+            self._report.notice(f"stopping: {found}{where}")
+            self._report.stop(found + where)
+            return
         raise NotFiniteError(
             f"{found}; nothing of it, or of later steps, is saved.{where}\n"
             "A smaller learning rate may help, or clip_global_norm, or a guard; StopOnNaN(locate=True) tells where it "

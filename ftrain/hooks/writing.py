@@ -6,7 +6,7 @@ from pathlib import Path
 from ftrain.paths import local_path
 from ftrain.summaries import BackgroundWriter, MetricsFile, SummaryWriter
 from ftrain.training import Hook, Report, Trigger, every
-from ftrain.training.hook import Value
+from ftrain.training.hook import WRITE, Value
 
 
 class SummarySaver(Hook):
@@ -18,6 +18,7 @@ class SummarySaver(Hook):
 
     needs_state = False
     chief_only = True
+    order = WRITE
 
     def __init__(self, directory: str | Path, *, when: Trigger = every(steps=100)):
         self.directory, self.when = local_path(directory), when
@@ -25,6 +26,7 @@ class SummarySaver(Hook):
         self._written = 0  # the newest step whose metrics were written
 
     def begin(self, report: Report) -> None:
+        report.listen(published=self._write, flush=self._flush)
         self.close()
         metrics = MetricsFile(self.directory / "metrics.jsonl", start_step=report.step)
         self._written = report.step
@@ -32,14 +34,14 @@ class SummarySaver(Hook):
         self._writer = BackgroundWriter([metrics, events], report.coordinator)
 
     def after_step(self, report: Report) -> None:
-        self.receive(report.step, report.values())
+        self._write(report.step, report.values())
         self._written = report.step
 
-    def receive(self, step: int, values: Mapping[str, Value]) -> None:
+    def _write(self, step: int, values: Mapping[str, Value]) -> None:
         if self._writer is not None:
             self._writer.write(step, values)
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         if self._writer is not None:
             self._writer.flush()
 
@@ -50,9 +52,9 @@ class SummarySaver(Hook):
                 for name, value in report.values().items()
                 if name not in report.published
             }
-            if own:  # what was published has been received
-                self.receive(report.step, own)
-        self.flush()
+            if own:  # what was published is written
+                self._write(report.step, own)
+        self._flush()
 
     def close(self) -> None:
         if self._writer is not None:

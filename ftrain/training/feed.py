@@ -18,10 +18,10 @@ from ftrain.data.pieces import Put
 from ftrain.data.shapes import ShapeWatch
 from ftrain.training.consensus import Consensus
 from ftrain.training.fusion import gaps
-from ftrain.training.hook import DATA_ENDED, Hook
+from ftrain.training.hook import Hook, Report, feed_batch
 from ftrain.training.loss import Batch
 from ftrain.training.step import CONTRIBUTES
-from ftrain.training.stopping import Stopping
+from ftrain.training.stopping import DATA_ENDED, Stopping
 from ftrain.training.trigger import Trigger
 
 FINISHED = (StopIteration, EndOfData)  # exceptions that end a run cleanly, wherever they come from
@@ -36,7 +36,7 @@ class Feed:
 
     Args:
       put: puts a batch on the devices.
-      hooks: may change batches on the host before that, see `Hook.prepare`.
+      prepare: changes a batch on the host before that, given its step.
       consensus: the other processes. Iterators may end at different steps in each of them, so all
         processes agree before each step that everyone has data. A pipeline ends at the same step.
       straggler_timeout: seconds after which a step runs without the data of this process.
@@ -47,7 +47,7 @@ class Feed:
         self,
         data: Pipeline | Iterable[Any],
         put: Put,
-        hooks: Sequence[Hook],
+        prepare: Callable[[int, Batch], Batch] | None,
         consensus: Consensus | None,
         straggler_timeout: float | None,
         stopping: Stopping,
@@ -58,13 +58,16 @@ class Feed:
                 "straggler_timeout needs a Pipeline whose batches have one shape and never end: "
                 "no epochs"
             )
-        self.preparers = [hook for hook in hooks if type(hook).prepare is not Hook.prepare]
+        self.prepares = prepare is not None
         self._data = data
         self._put = put
+        self._prepare = prepare
         self._stopping = stopping
         self._consensus = None if isinstance(data, Pipeline) else consensus
+        self._is_alone = consensus is None
         self._straggling = _Straggling(straggler_timeout, put) if straggler_timeout else None
         self._shapes = ShapeWatch()
+        self._changed_shapes = ShapeWatch()
         self._pieces: Any = None  # the read-ahead thread, once started
         self._spare: deque[Piece] = deque()  # taken from the thread, but not used yet
         self._step = 0  # the step before the one that is waited for
@@ -103,7 +106,7 @@ class Feed:
         """
         self._step = step
         if self._straggling is not None:
-            return self._straggling.take(self)
+            return self._next_or_zeros(self._straggling)
         if self._consensus is None:
             return self._next(limit, kind)
         try:
@@ -115,13 +118,19 @@ class Feed:
             raise EndOfData(DATA_ENDED)
         return piece
 
+    def change(self, piece: Piece, step: int, hooks: Sequence[Hook], report: Report) -> Piece:
+        """The input of the step after `step` with the entries that `hooks` put into it."""
+        batch = feed_batch(hooks, report, piece.batch)
+        if not self._is_alone:  # each process feeds its part of an entry
+            batch = {
+                name: leaf if isinstance(leaf, jax.Array) else self._put(leaf, 1)
+                for name, leaf in batch.items()
+            }
+        return dataclasses.replace(piece, batch=batch, kind=self._changed_shapes.kind(batch, step))
+
     def give_back(self, pieces: Sequence[Piece]) -> None:
         """Return pieces that were taken but not used."""
         self._spare.extendleft(reversed(pieces))
-
-    def is_ready(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for a piece, or for the end of the data."""
-        return bool(self._spare) or self._pieces.is_ready(timeout)
 
     def finish(self, step: int) -> None:
         """`step` was the last one: tell processes that may be waiting for the data of this one."""
@@ -145,6 +154,19 @@ class Feed:
             self.give_back(rest)
         return piece
 
+    def _next_or_zeros(self, straggling: "_Straggling") -> Piece:
+        """The next piece, or one of zeros if it is late; the first piece is always waited for."""
+        is_late = (
+            straggling.last is not None
+            and not self._spare
+            and not self._pieces.is_ready(straggling.timeout)
+        )
+        if is_late:
+            return straggling.zeros()
+        piece = self._next(1)
+        straggling.last = piece
+        return piece
+
     def _all_have_data(self, consensus: Consensus, step: int, examples: int | None) -> bool:
         self._agreed = step
         return consensus.all_have(f"the data of step {step}", examples)
@@ -152,15 +174,13 @@ class Feed:
     def _prepare_and_put(self, step: int) -> Put:
         """How batches after `step` are put on the devices; the read-ahead thread does it."""
         put = self._put if self._straggling is None else self._straggling.put
-        if not self.preparers:
+        prepare = self._prepare
+        if prepare is None:
             return put
         steps = itertools.count(step + 1)
 
         def prepare_and_put(batch: Batch, count: int) -> Batch:
-            number = next(steps)
-            for hook in self.preparers:
-                batch = hook.prepare(number, batch)
-            return put(batch, count)
+            return put(prepare(next(steps), batch), count)
 
         return prepare_and_put
 
@@ -169,10 +189,10 @@ class _Straggling:
     """Replaces data that are late by a batch of zeros, marked as not contributing to the step."""
 
     def __init__(self, timeout: float, put: Put):
-        self._timeout = timeout
+        self.timeout = timeout
+        self.last: Piece | None = None  # the newest piece that was not late
         self._put_on_devices = put
         self._example: dict[str, Any] | None = None  # a batch on the host
-        self._last: Piece | None = None
 
     def put(self, batch: Any, count: int) -> Any:
         """Put a batch on the devices, marked as contributing."""
@@ -184,15 +204,13 @@ class _Straggling:
         weights = np.ones(_rows(batch), np.float32)
         return self._put_on_devices(batch | {CONTRIBUTES: weights}, count)
 
-    def take(self, feed: Feed) -> Piece:
-        """The next piece, or one of zeros if it is late; the first piece is always waited for."""
-        if self._last is None or feed.is_ready(self._timeout):
-            self._last = feed._next(1)
-            return self._last
+    def zeros(self) -> Piece:
+        """A piece of zeros, marked as not contributing."""
         assert self._example is not None
+        assert self.last is not None
         zeros: dict[str, Any] = jax.tree.map(np.zeros_like, self._example)
         zeros[CONTRIBUTES] = np.zeros(_rows(self._example), np.float32)
-        return dataclasses.replace(self._last, batch=self._put_on_devices(zeros, 1))
+        return dataclasses.replace(self.last, batch=self._put_on_devices(zeros, 1))
 
 
 def _rows(batch: dict[str, Any]) -> int:

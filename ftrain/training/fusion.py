@@ -14,7 +14,7 @@ import numpy as np
 
 from ftrain.data import Piece, stack
 from ftrain.training.compiled_step import CompiledStep
-from ftrain.training.hook_dispatch import IN_FLIGHT
+from ftrain.training.hook_dispatch import IN_FLIGHT, HookDispatch, Position
 from ftrain.training.metrics import Metrics
 from ftrain.training.state import TrainState
 from ftrain.training.timing import Timing
@@ -121,15 +121,26 @@ class Fuser:
         return changes
 
     def is_due(self) -> bool:
-        """Count a single step; return whether to settle all steps and call `explore` after it."""
+        """Count a single step; return whether to call `explore` after it."""
         self._steps += 1
         return self._steps in self._marks or self._compiled.done()
 
-    def explore(self, timing: Timing, state: TrainState, piece: Piece) -> str:
-        """Find out more, after all steps are finished; return a message for the user, or "".
+    def explore(self, position: Position, hooks: HookDispatch) -> None:
+        """Find out more about fused steps, after all steps so far are finished."""
+        hooks.settle()
+        assert position.state is not None
+        assert position.piece is not None
+        message = self._explore(hooks.timing, position.state, position.piece)
+        if message:
+            hooks.notice(message)
 
-        `piece` is the input of the newest step.
-        """
+    def close(self) -> None:
+        """Wait for a compilation in the background, at most a minute."""
+        if self._compiling is not None:
+            self._compiling.join(60)
+
+    def _explore(self, timing: Timing, state: TrainState, piece: Piece) -> str:
+        """Find out more; return a message for the user, or "". `piece` is the newest input."""
         if self._steps == self._marks[0] and not self._choose_length(timing, state, piece):
             self.give_up()
         elif self._steps == self._marks[-1]:
@@ -145,11 +156,6 @@ class Fuser:
         self.give_up()
         text = f"{problem}".partition("\n")[0]
         return f"steps are not fused: the fused call cannot be compiled: {text:.200}"
-
-    def close(self) -> None:
-        """Wait for a compilation in the background, at most a minute."""
-        if self._compiling is not None:
-            self._compiling.join(60)
 
     def _choose_length(self, timing: Timing, state: TrainState, piece: Piece) -> bool:
         """Choose the length to try; return False if steps cannot be fused."""

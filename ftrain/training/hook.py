@@ -8,24 +8,21 @@ from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
 from ftrain.training.replay import PastStep
 from ftrain.training.state import TrainState
+from ftrain.training.stopping import Stopping
 from ftrain.training.trigger import Trigger, never
 
 Value = float | str  # a number, or a text
-DATA_ENDED = "the data ended"  # a reason to stop
+Listener = Callable[..., None]
 
 
 class Host(Protocol):
-    """What a report needs from the loop that made it."""
+    """What a report gives hooks access to."""
 
     coordinator: Coordinator
+    stopping: Stopping
+    ending: bool
 
-    @property
-    def interrupted(self) -> bool: ...
-    @property
-    def stop_reason(self) -> str | None: ...
-    @property
-    def ending(self) -> bool: ...
-    def request_stop(self, reason: str) -> None: ...
+    def listen(self, **listeners: Listener | None) -> None: ...
     def notice(self, text: str) -> None: ...
     def flush(self) -> None: ...
     def save(self, report: "Report") -> None: ...
@@ -74,12 +71,12 @@ class Report:
     @property
     def interrupted(self) -> bool:
         """True once an interrupt was requested: save, and skip what takes long."""
-        return self._host.interrupted
+        return self._host.stopping.interrupted
 
     @property
     def stop_reason(self) -> str | None:
         """The reason to stop, once there is one."""
-        return self._host.stop_reason
+        return self._host.stopping.reason
 
     @property
     def ending(self) -> bool:
@@ -90,6 +87,30 @@ class Report:
     def coordinator(self) -> Coordinator:
         """For threads of a hook: an exception in one of them ends the run, and none outlives it."""
         return self._host.coordinator
+
+    def listen(
+        self,
+        *,
+        metrics: Callable[[Metrics], None] | None = None,
+        published: Callable[[int, Mapping[str, Value]], None] | None = None,
+        notice: Callable[[str], None] | None = None,
+        flush: Callable[[], None] | None = None,
+        failure: Callable[[Exception, PastStep | None], None] | None = None,
+    ) -> None:
+        """Have functions of this hook called during the run; for its `begin`.
+
+        Args:
+          metrics: called with the metrics of all steps in order, of several fused steps at once,
+            when reading them is free; before any hook's `after_step` for the same step.
+          published: called with a step and the values that another hook published at it, unless
+            this hook is still to be called for the step and finds them in its report.
+          notice: called with a message to the user.
+          flush: called before a checkpoint is saved, to finish pending writes.
+          failure: called with the exception that ended the run, and the step that failed if known.
+        """
+        self._host.listen(
+            metrics=metrics, published=published, notice=notice, flush=flush, failure=failure
+        )
 
     def values(self) -> dict[str, Value]:
         """All metrics of the step, and what hooks published so far; waits for the device.
@@ -106,9 +127,8 @@ class Report:
     def publish(self, values: Mapping[str, Value]) -> None:
         """Publish values to all hooks.
 
-        Hooks that are called after this one for the same step find them in `values`; the others get
-        them through `receive`. Values published in `end` go to all other hooks through `receive`,
-        and are in `values` too.
+        Hooks that are called after this one for the same step find them in `values`; the others, and
+        all of them in `end`, get them if they listen, see `listen`.
         """
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.published.update(plain)
@@ -116,7 +136,7 @@ class Report:
 
     def stop(self, reason: str) -> None:
         """Stop the run after this step."""
-        self._host.request_stop(reason)
+        self._host.stopping.ask(reason)
 
     def notice(self, text: str) -> None:
         """Show a message to the user, through the hooks that write a log."""
@@ -167,11 +187,11 @@ class Hook:
     loop then waits for the device before the next step. Otherwise the hook is called a few steps
     later, and no time is lost.
 
+    What else a hook wants to know of, such as the metrics of every step or what other hooks publish,
+    it asks for in `begin`, see `Report.listen`. It stops the run with `Report.stop`.
+
     A hook with memory returns it from `state` and gets it back through `restore`. It is stored in
     every checkpoint, so a resumed run continues as if it had not been interrupted.
-
-    A hook that saves the state sets `saves_state`. It is called after all other hooks, so that it
-    saves what they know.
 
     If several processes train, all of them have the same hooks, because what hooks compute with the
     state is computed by all processes. Hooks that only write are `chief_only`.
@@ -179,12 +199,57 @@ class Hook:
 
     when: Trigger = never()
     needs_state: bool = True
+    changes_batch: bool = False  # True if `before_step` is to be called; steps are not fused then
     chief_only: bool = False  # True if only the first process has it, because it writes for all
-    saves_state: bool = False  # True if the run can be restored from what it writes
+    order: int = 0  # hooks with a lower number are called first; see GUARD to SAVE
     label: str = ""  # tells hooks of one class apart in a checkpoint; the default is their order
-    follows_chief: bool = (
-        False  # set by a Scaffold that waits: this process restores and never saves
-    )
+
+    def begin(self, report: Report) -> None:
+        """Called before the first step, and again when a run recovers."""
+
+    def before_step(self, report: Report, batch: Batch) -> Mapping[str, Any] | None:
+        """Return entries to put into the batch of the next step; `report` is of the step before.
+
+        Only called if the hook has `changes_batch`.
+        """
+
+    def after_step(self, report: Report) -> None:
+        """Called after each step that `when` chooses."""
+
+    def end(self, report: Report) -> None:
+        """Called once, after the last step, unless an exception ended the run.
+
+        The report has what was published at the last step.
+        """
+
+    def close(self) -> None:
+        """Called once, always, even after an exception: release threads and files."""
+
+    def state(self) -> Mapping[str, Any] | None:
+        """Return what the hook remembers, a small mapping that fits into JSON, or None.
+
+        Infinities and NaN are allowed. Called when a step is saved, after all hooks were called for
+        that step and received what was published at it.
+        """
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Called after `begin` if the run resumes or recovers, with what `state` returned then.
+
+        Not called for a hook without a saved state.
+        """
+
+
+GUARD = -2  # hooks that check a step, so that nothing is written of one that failed
+MEASURE = -1  # hooks that measure, so that others find what they publish
+WRITE = 1  # hooks that write what was measured
+SAVE = 2  # hooks that save the state, and with it what the others know
+
+
+class StateSaver(Hook):
+    """A hook that saves the state, and that a run can be restored from."""
+
+    order = SAVE
+    read_only: bool = False  # set by a Scaffold that waits: another process saves
 
     def restore_state(self, like: TrainState) -> TrainState | None:
         """Called first, and again when a run recovers: return a saved state, or None.
@@ -195,75 +260,6 @@ class Hook:
 
     def saved_hook_states(self) -> Mapping[str, Mapping[str, Any]] | None:
         """The hook states saved with the state that `restore_state` returned; None without one."""
-
-    def start(self, state: TrainState) -> TrainState:
-        """Called next: return the state to start from, by default the same object."""
-        return state
-
-    def begin(self, report: Report) -> None:
-        """Called before the first step, and again when a run recovers."""
-
-    def state(self) -> Mapping[str, Any] | None:
-        """Return what the hook remembers, a small mapping that fits into JSON, or None.
-
-        Infinities and NaN are allowed. Called when a step is saved, after all hooks were called for
-        that step and received what was published at it.
-        """
-
-    def restore(self, state: Mapping[str, Any]) -> str | None:
-        """Called after `begin` if the run resumes or recovers, with what `state` returned then.
-
-        Return a reason to stop, or None; with a reason the run takes no step. Not called for a hook
-        without a saved state.
-        """
-
-    def prepare(self, step: int, batch: Batch) -> Batch:
-        """Change the batch of a step on the host, in the read-ahead thread; return the batch to use.
-
-        It is this process's part of the batch. A hook that overrides this turns step fusion off.
-        """
-        return batch
-
-    def before_step(self, report: Report, batch: Batch) -> Mapping[str, Any] | None:
-        """Return entries to put into the batch of the next step; `report` is of the step before.
-
-        A hook that overrides this turns step fusion off.
-        """
-
-    def watch(self, metrics: Metrics) -> str | None:
-        """Called for all steps in order, when their metrics are ready and reading them is free.
-
-        Called before any hook's `after_step` for the same step; once for several fused steps. Return
-        a reason to stop, or None.
-        """
-
-    def after_step(self, report: Report) -> None:
-        """Called after each step that `when` chooses."""
-
-    def receive(self, step: int, values: Mapping[str, Value]) -> str | None:
-        """Called with values that another hook published at a step where this one is not due.
-
-        Also with those published in `end`. Return a reason to stop, or None.
-        """
-
-    def notice(self, text: str) -> None:
-        """Show a message of the loop or of another hook to the user."""
-
-    def flush(self) -> None:
-        """Finish pending writes: a checkpoint is about to be saved."""
-
-    def end(self, report: Report) -> None:
-        """Called once, after the last step, unless an exception ended the run.
-
-        The report has what was published at the last step. Values that other hooks publish in their
-        `end` arrive through `receive`.
-        """
-
-    def failed(self, error: Exception, past: PastStep | None) -> None:
-        """Called once if an exception ended the run; `past` is the step that failed, if known."""
-
-    def close(self) -> None:
-        """Called once, always, even after an exception: release threads and files."""
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:

@@ -1,19 +1,25 @@
-"""Calling hooks: calls in flight are settled in order, and the hooks of a run hear of each of them."""
+"""Calling hooks: calls in flight are settled in order, and hooks are called after each of them."""
 
 import copy
+import dataclasses
 import functools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ftrain.coordination import call_all
+import jax
+
+from ftrain.coordination import Coordinator, call_all
 from ftrain.data import Piece
-from ftrain.training.hook import Hook, Host, Report, Value
+from ftrain.training.compiled_step import CompiledStep
+from ftrain.training.hook import Hook, Listener, Report, StateSaver, Value
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
-from ftrain.training.replay import PastStep
+from ftrain.training.replay import PastStep, Replayer
 from ftrain.training.state import TrainState
+from ftrain.training.stopping import Stopping
 from ftrain.training.timing import Timing, clock
+from ftrain.training.trigger import HookSchedule
 
 # Calls dispatched but not finished. Without a bound, virtual devices deadlock and memory grows.
 IN_FLIGHT = 8
@@ -21,6 +27,17 @@ FUSED_IN_FLIGHT = 2  # of calls that take several steps: one runs, one waits
 QUICK = 0.03  # seconds by which hooks may be late, so that several calls are settled together
 
 HookStates = Mapping[str, Mapping[str, Any]]  # by the key of each hook
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run is: the newest step that was dispatched, and what came out of it."""
+
+    step: int = 0
+    state: TrainState | None = None
+    metrics: Metrics = dataclasses.field(default_factory=lambda: Metrics(0, 0))
+    piece: Piece | None = None  # the input of the newest call
+    dispatching: int | None = None  # the first step of a call that is being dispatched
 
 
 class Call(NamedTuple):
@@ -31,20 +48,71 @@ class Call(NamedTuple):
     due: list[Hook]  # after its last step
 
 
-class CallsInFlight:
-    """The calls in flight. `settled` is called with each of them, in order, when it is finished.
+class HookDispatch:
+    """Waits for the calls in flight, in order, and calls the hooks after each of them.
 
     Each call is stamped with the time at which it was found finished. Speed is measured between
     those times, because several calls are dispatched at once and then none until one is finished.
     """
 
-    def __init__(self, settled: Callable[[Call], None], timing: Timing, now: Callable[[], float]):
-        self._settled = settled
-        self._timing = timing
+    def __init__(
+        self,
+        hooks: Sequence[Hook],
+        schedule: HookSchedule[Hook],
+        memory: "HookMemory",
+        position: Position,
+        *,
+        stopping: Stopping,
+        coordinator: Coordinator,
+        compiled: CompiledStep,
+        replayer: Replayer,
+        timing: Timing,
+        now: Callable[[], float],
+    ):
+        self.stopping = stopping
+        self.coordinator = coordinator
+        self.ending = False
+        self.flops = compiled.flops
+        self.hook_states = memory.collect
+        self._hooks = hooks
+        self._schedule = schedule
+        self._memory = memory
+        self._position = position
+        self._replayer = replayer
+        self.timing = timing
         self._now = now
         self._calls: deque[Call] = deque()
         self._settling: Call | None = None  # the newest call that was waited for
-        self.suspect: int | None = None  # the first step of the call that is being waited for
+        self._waiting_for: int | None = None  # the first step of the call that is being waited for
+        self._listeners: dict[str, list[tuple[Hook, Listener]]] = {}
+        self._early_notices: list[str] | None = []  # those shown before all hooks have begun
+        self._calling: Hook | None = None  # the hook that is being called
+        self._last_step = -1  # the newest step at which a hook was due
+        self._last_published: dict[str, Value] = {}  # at that step
+
+    def begin(self, *, is_first: bool) -> None:
+        """Call `begin` of the hooks, and restore their states; forget what was before."""
+        self.clear()
+        self._listeners = {}
+        self._early_notices = self._early_notices or []
+        report = self.report()
+        unknown = self._memory.begin()
+        if unknown and is_first:
+            self.notice(
+                "the checkpoint has the state of hooks that this run does not have: "
+                f"{', '.join(unknown)}"
+            )
+        try:
+            for hook in self._hooks:
+                self._calling = hook
+                hook.begin(report)
+                self._memory.restore(hook)
+        finally:
+            self._calling = None
+            early, self._early_notices = self._early_notices, None
+            for text in early:
+                self.notice(text)
+        self._memory.started()
 
     def add(self, call: Call) -> None:
         """Add a dispatched call, and wait until there is room for another.
@@ -66,20 +134,129 @@ class CallsInFlight:
         """Forget all calls: the run restarts from a checkpoint."""
         self._calls.clear()
         self._settling = None
-        self.suspect = None
+        self._waiting_for = None
 
-    def batch_of(self, step: int) -> Batch | None:
-        """The batch of a step, if its call is still in memory."""
-        settling = [] if self._settling is None else [self._settling]
-        for call in (*settling, *self._calls):
-            if call.metrics.first <= step <= call.metrics.last:
-                return call.piece.split()[step - call.metrics.first].batch
-        return None
+    def end(self) -> None:
+        """Call `end` of every hook, even if one of them raises an exception."""
+        self.ending = True
+        report = self.report()
+        if self._last_step == report.step:
+            report.published.update(self._last_published)
+
+        def end(hook: Hook) -> None:
+            self._calling = hook
+            with self.timing.measure(type(hook).__name__):
+                hook.end(report)
+
+        call_all([functools.partial(end, hook) for hook in self._hooks])
+
+    def save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        """After Ctrl-C: save the state after the newest step, and note on `interrupt` if that worked."""
+        position = self._position
+        if position.state is None:
+            return
+        after = f"the state after step {position.step}"
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(position.state)):
+            interrupt.add_note(
+                f"{after} is lost: the interrupt came while a step was writing over it; "
+                "the newest checkpoint, if there is one, is as it was"
+            )
+            return
+        savers = [hook for hook in self._hooks if isinstance(hook, StateSaver)]
+        if not any(not saver.read_only for saver in savers):
+            interrupt.add_note(f"{after} is not saved, as no hook saves; `state` has it")
+            return
+        self.stopping.ask("KeyboardInterrupt", interrupted=True)
+        try:
+            step = int(position.state.step)
+            if step != position.metrics.last:  # the run was going back to an earlier step
+                position.step = step
+                position.metrics = Metrics(step, step)
+                self.clear()
+            self.settle()
+            report = self._report(position.metrics, position.state, self._hooks)
+            call_all([functools.partial(saver.end, report) for saver in savers])
+        except Exception as failure:  # noqa: BLE001 - the interrupt is raised
+            interrupt.add_note(f"{after} could not be saved: {failure!r}")
+        else:
+            interrupt.add_note(f"the state after step {position.step} is saved")
+
+    def failed(self, error: Exception) -> None:
+        """Call the hooks that listen for failures, even if one of them raises an exception."""
+        step = getattr(error, "step", None)
+        if not isinstance(step, int):  # the error does not name its step
+            step = self._position.dispatching or self._waiting_for
+        past = None if step is None else self.past(step)
+        call_all([functools.partial(call, error, past) for _, call in self._listening("failure")])
+
+    def listen(self, **listeners: Listener | None) -> None:
+        """Add functions of the hook that is being called."""
+        assert self._calling is not None
+        for event, listener in listeners.items():
+            if listener is not None:
+                self._listeners.setdefault(event, []).append((self._calling, listener))
+
+    def notice(self, text: str) -> None:
+        """Show a message to the user, through the hooks that write a log."""
+        if self._early_notices is not None:
+            self._early_notices.append(text)
+            return
+        for _, show in self._listening("notice"):
+            show(text)
+
+    def flush(self) -> None:
+        """Have all hooks finish their pending writes."""
+        for _, flush in self._listening("flush"):
+            flush()
+
+    def save(self, report: Report) -> None:
+        """Have the hooks that save the state do so now."""
+        for hook in self._hooks:
+            if isinstance(hook, StateSaver):
+                with self.timing.measure(type(hook).__name__):
+                    hook.after_step(report)
+
+    def past(self, step: int) -> PastStep:
+        """An earlier step, to be inspected or taken again."""
+        position = self._position
+        return self._replayer.past(
+            step,
+            batch=functools.partial(self._batch_in_memory, step),
+            state=lambda: position.state if step == position.step + 1 else None,
+        )
+
+    def report(self) -> Report:
+        """The report of the newest step; reading its metrics waits for the device."""
+        return self._report(self._position.metrics, self._position.state)
+
+    def _report(
+        self,
+        metrics: Metrics,
+        state: TrainState | None,
+        due: Sequence[Hook] = (),
+        examples: int = 0,
+    ) -> Report:
+        """The report of the last step of `metrics`.
+
+        Hooks that are `due` get the report; others that listen get what is published. The state is
+        only part of it if a due hook needs it, because the next step overwrites it.
+        """
+        step = metrics.last
+
+        def publish(values: Mapping[str, Value]) -> None:
+            for hook, receive in self._listening("published"):
+                if hook not in due and hook is not self._calling:
+                    receive(step, values)
+
+        has_state = not due or any(hook.needs_state for hook in due)
+        return Report(
+            self, step, state if has_state else None, metrics, examples=examples, publish=publish
+        )
 
     def _settle(self, limit: int, target: int) -> None:
         """Settle finished calls until at most `limit` are left.
 
-        Go on down to `target` if that is quick: waking up less often costs less.
+        Continue down to `target` if that is quick: waking up less often costs less.
         """
         entered = clock()
         while self._calls and (
@@ -90,115 +267,42 @@ class CallsInFlight:
             call = self._calls.popleft()
             self._settling = call
             started = clock()
-            self.suspect = call.metrics.first
+            self._waiting_for = call.metrics.first
             call.metrics.wait()
-            self.suspect = None
+            self._waiting_for = None
             call.metrics.time = self._now()
-            self._timing.device += clock() - started
-            self._settled(call)
+            self.timing.device += clock() - started
+            self._call_hooks(call)
 
-
-class HookDispatch:
-    """Calls the hooks of a run, and passes on what one of them publishes to the others."""
-
-    def __init__(self, host: Host, hooks: Sequence[Hook], timing: Timing):
-        self._host = host
-        self._hooks = hooks
-        self._timing = timing
-        self._watchers = [hook for hook in hooks if type(hook).watch is not Hook.watch]
-        self._calling: Hook | None = None  # the hook that is being called
-        self._last_step = -1  # the newest step at which a hook was due
-        self._last_published: dict[str, Value] = {}  # at that step
-
-    def notice(self, text: str) -> None:
-        """Pass a message on to the hooks that show it."""
-        for hook in self._hooks:
-            hook.notice(text)
-
-    def flush(self) -> None:
-        """Have all hooks write out what is pending."""
-        for hook in self._hooks:
-            hook.flush()
-
-    def report(
-        self,
-        metrics: Metrics,
-        state: TrainState | None,
-        due: Sequence[Hook] = (),
-        examples: int = 0,
-    ) -> Report:
-        """The report of the last step of `metrics`.
-
-        Hooks that are `due` get the report; the others receive what is published. The state is only
-        part of it if one of the due hooks needs it, because the next step overwrites it.
-        """
-        step = metrics.last
-
-        def publish(values: Mapping[str, Value]) -> None:
-            for hook in self._hooks:
-                if hook not in due and hook is not self._calling:
-                    self.stop_for(hook.receive(step, values))
-
-        has_state = not due or any(hook.needs_state for hook in due)
-        return Report(
-            self._host,
-            step,
-            state if has_state else None,
-            metrics,
-            examples=examples,
-            publish=publish,
-        )
-
-    def after_call(self, call: Call, state: TrainState | None) -> None:
-        """Call the hooks after a call is finished."""
-        for hook in self._watchers:
-            self._watch(hook, call.metrics)
+    def _call_hooks(self, call: Call) -> None:
+        for hook, listener in self._listening("metrics"):
+            started = clock()
+            listener(call.metrics)
+            self.timing.add(type(hook).__name__, clock() - started)
         if not call.due:
             return
         waiting = list(call.due)
-        report = self.report(call.metrics, state, waiting, call.piece.examples)
+        report = self._report(call.metrics, self._position.state, waiting, call.piece.examples)
         for hook in call.due:
             self._calling = waiting.pop(0)
-            with self._timing.measure(type(hook).__name__):
+            with self.timing.measure(type(hook).__name__):
                 hook.after_step(report)
+        self._calling = None
         self._last_step = report.step
         self._last_published = report.published
+        self._schedule.look_ahead(self._position.step)  # hooks may have changed their triggers
 
-    def end(self, metrics: Metrics, state: TrainState | None) -> None:
-        """Call `end` of every hook, even if one of them raises an exception."""
-        report = self.report(metrics, state)
-        if self._last_step == report.step:
-            report.published.update(self._last_published)
+    def _listening(self, event: str) -> Sequence[tuple[Hook, Listener]]:
+        return self._listeners.get(event, ())
 
-        def end(hook: Hook) -> None:
-            self._calling = hook
-            with self._timing.measure(type(hook).__name__):
-                hook.end(report)
-
-        call_all([functools.partial(end, hook) for hook in self._hooks])
-
-    def save(self, report: Report) -> None:
-        """Have the hooks that save the state do so now."""
-        for hook in self._hooks:
-            if hook.saves_state:
-                with self._timing.measure(type(hook).__name__):
-                    hook.after_step(report)
-
-    def failed(self, error: Exception, past: PastStep | None) -> None:
-        """Call `failed` of every hook, even if one of them raises an exception."""
-        call_all([functools.partial(hook.failed, error, past) for hook in self._hooks])
-
-    def stop_for(self, reason: str | None) -> None:
-        """Stop for the reason that a hook returned, if it returned one and the run is not ending."""
-        if reason is not None and not self._host.ending:
-            self.notice(f"stopping: {reason}")
-            self._host.request_stop(reason)
-
-    def _watch(self, hook: Hook, metrics: Metrics) -> None:
-        started = clock()
-        reason = hook.watch(metrics)
-        self._timing.add(type(hook).__name__, clock() - started)
-        self.stop_for(reason)
+    def _batch_in_memory(self, step: int) -> Batch | None:
+        if step == self._position.dispatching and self._position.piece is not None:
+            return self._position.piece.split()[0].batch
+        settling = [] if self._settling is None else [self._settling]
+        for call in (*settling, *self._calls):
+            if call.metrics.first <= step <= call.metrics.last:
+                return call.piece.split()[step - call.metrics.first].batch
+        return None
 
 
 class HookMemory:
@@ -228,18 +332,20 @@ class HookMemory:
 
     def begin(self) -> list[str]:
         """Find the states saved with the state of the run; return the keys that no hook has."""
-        found = (hook.saved_hook_states() for hook in self._hooks.values())
+        savers = [hook for hook in self._hooks.values() if isinstance(hook, StateSaver)]
+        found = (saver.saved_hook_states() for saver in savers)
         saved = next((states for states in found if states is not None), {})
         self._saved = {**(self._first or {}), **saved}
         return [key for key in saved if key not in self._known]
 
-    def restore(self, hook: Hook) -> str | None:
-        """Restore the state of a hook; return its reason to stop, if it has one.
+    def restore(self, hook: Hook) -> None:
+        """Restore the state of a hook, if one was saved.
 
         A hook without a saved state keeps the one it has, and gets it back if the run recovers.
         """
         key = next((key for key, own in self._hooks.items() if own is hook), None)
-        return None if key is None or key not in self._saved else hook.restore(self._saved[key])
+        if key is not None and key in self._saved:
+            hook.restore(self._saved[key])
 
     def started(self) -> None:
         """All hooks have begun."""

@@ -1,36 +1,31 @@
 """The training loop: takes batches, dispatches steps, and calls hooks when the steps are finished."""
 
-import dataclasses
 import functools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-import jax
-from jax.sharding import Mesh
-
-from ftrain.cluster import PeerLostError, ProcessGroup, Sharding
+from ftrain.cluster import PeerLostError
 from ftrain.coordination import Coordinator, call_all
-from ftrain.data import Piece, Pipeline
-from ftrain.data.shapes import ShapeWatch
-from ftrain.training.compiled_step import CompiledStep, Parallel, spread, use_compilation_cache
+from ftrain.data import Pipeline
+from ftrain.training.compiled_step import CompiledStep, spread, use_compilation_cache
 from ftrain.training.consensus import Consensus, check_group, check_program, check_shards
 from ftrain.training.feed import FINISHED, Feed
-from ftrain.training.fusion import Fuse, Fuser
-from ftrain.training.hook import DATA_ENDED, Hook, Report, check_hooks, feed_batch
-from ftrain.training.hook_dispatch import Call, CallsInFlight, HookDispatch, HookMemory
-from ftrain.training.loss import Batch
+from ftrain.training.fusion import Fuser
+from ftrain.training.hook import Hook, Report, StateSaver, check_hooks
+from ftrain.training.hook_dispatch import Call, HookDispatch, HookMemory, Position
 from ftrain.training.metrics import Metrics
+from ftrain.training.options import LoopOptions, check_options
 from ftrain.training.recovery import Recoveries, Scaffold, StartPoint
-from ftrain.training.replay import PastStep, Replayer
+from ftrain.training.replay import Replayer
 from ftrain.training.reporting import with_progress
 from ftrain.training.signals import InterruptShield
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
-from ftrain.training.stopping import Stopping
+from ftrain.training.stopping import DATA_ENDED, Stopping
 from ftrain.training.timing import Timing, clock
 from ftrain.training.trigger import HookSchedule
 
@@ -50,23 +45,8 @@ class Loop:
     Args:
       state: the initial state, or a function that makes it. The loop works on a copy of a state and
         keeps the original to recover from; a function is called again instead and takes no memory.
-      fuse: how many steps, up to the next one at which a hook is due, `advance` takes in one compiled
-        call; "auto" measures it. Hooks see the same and the numbers are the same bit for bit: a
-        trial checks that, and steps whose bits would change are not fused.
-      scaffold: how the state is prepared before the run starts.
-      sharding: how the state is sharded over the mesh; by default every device has all of it.
-      parallel: how the step is spread over the mesh. For "shard_map" and "pmap" make the step with
-        `make_step(replicas=axis_of(parallel))`; every device then has the whole state.
-      recoveries: how often, without getting further, a run restarts from the newest checkpoint, or
-        from its initial state, after a transient runtime error ("ABORTED", "UNAVAILABLE").
-      clock: returns the time in seconds for triggers and reports.
-      group: the other processes of the job. All of them make and enter the same loop, and stop
-        after the same step. Steps are not fused then, and errors are not recovered from: the job is
-        restarted as a whole.
-      straggler_timeout: seconds that a step waits for the data of this process. Then the step runs
-        without them: the replicas of this process do not contribute, and the data are used at the
-        next step. Needs a step of replicas, see `parallel`, and an optimizer made by
-        `sync_replicas`. Such a run is not repeated exactly.
+      hooks: called in the order of their `order`, and else as given.
+      options: see `LoopOptions`.
     """
 
     def __init__(
@@ -76,61 +56,56 @@ class Loop:
         data: Pipeline | Iterable[Any],
         *,
         hooks: Sequence[Hook] = (),
-        mesh: Mesh | None = None,
-        fuse: Fuse = "auto",
-        scaffold: Scaffold | None = None,
-        sharding: Sharding | None = None,
-        parallel: Parallel = "jit",
-        recoveries: int = 3,
-        clock: Callable[[], float] = time.monotonic,
-        group: ProcessGroup | None = None,
-        straggler_timeout: float | None = None,
+        **options: Unpack[LoopOptions],
     ):
         use_compilation_cache()
+        check_options(options)
+        check_hooks(hooks)
+        mesh = options.get("mesh")
+        parallel = options.get("parallel", "jit")
+        group = options.get("group")
+        scaffold = options.get("scaffold") or Scaffold()
+        straggler_timeout = options.get("straggler_timeout")
         check_group(group, mesh)
-        self._consensus = Consensus(group) if group is not None and group.count > 1 else None
-        if self._consensus is not None:
-            check_shards(data, mesh)
-            fuse, recoveries = 1, 0
-        if parallel == "pmap" or straggler_timeout:
-            fuse = 1
         if straggler_timeout and parallel == "jit":
             raise ValueError(
                 'straggler_timeout needs parallel="shard_map": replicas that can be left out'
             )
-        check_hooks(hooks)
-        is_chief = group is None or group.is_chief
+        self._consensus = Consensus(group) if group is not None and group.count > 1 else None
+        if self._consensus is not None:
+            check_shards(data, mesh)
+        can_fuse = self._consensus is None and parallel != "pmap" and not straggler_timeout
+        self._fuse = options.get("fuse", "auto") if can_fuse else 1
+        self._recoveries = Recoveries(
+            options.get("recoveries", 3) if self._consensus is None else 0
+        )
+        hooks = sorted(hooks, key=lambda hook: hook.order)
+        own = [hook for hook in hooks if group is None or group.is_chief or not hook.chief_only]
         self.timing = Timing()
-        hooks = sorted(
-            hooks, key=lambda hook: hook.saves_state
-        )  # savers last: they save what the others know
-        chosen = [hook for hook in hooks if is_chief or not hook.chief_only]
-        self._memory = HookMemory(hooks, chosen)
-        self.hooks = with_progress(chosen, self.timing, lambda: self._count)
-        self.start_step = 0  # the step that this run started or resumed from
         self.coordinator = Coordinator()
+        self.start_step = 0  # the step that this run started or resumed from
+        self._position = Position()
+        self.hooks = with_progress(own, self.timing, self._position)
+        self.saves = scaffold.wait_secs is None and any(
+            isinstance(hook, StateSaver) for hook in own
+        )
         self._data = data
-        self._fuse = fuse
-        self._clock = clock
+        self._clock = options.get("clock", time.monotonic)
         self._stopping = Stopping(self.coordinator, self._consensus)
-        self._hook_calls = HookDispatch(self, self.hooks, self.timing)
-        self._recoveries = Recoveries(recoveries)
         self._compiled = CompiledStep(step, mesh, parallel)
-        self._fuser = Fuser(fuse, self._compiled)
+        self._fuser = Fuser(self._fuse, self._compiled)
         self._feed = Feed(
             data,
             self._compiled.put,
-            self.hooks,
+            options.get("prepare"),
             self._consensus,
             straggler_timeout,
             self._stopping,
         )
-        self._feeders = [
-            hook for hook in self.hooks if type(hook).before_step is not Hook.before_step
-        ]
-        self._fed_shapes = ShapeWatch()
-        self._start_point = StartPoint(state, scaffold or Scaffold(), self.hooks, mesh, sharding)
-        self._replayer = Replayer(
+        self._feeders = [hook for hook in self.hooks if hook.changes_batch]
+        self._start_point = StartPoint(state, scaffold, self.hooks, mesh, options.get("sharding"))
+        self._schedule = HookSchedule(self.hooks)
+        replayer = Replayer(
             spread(step, mesh, parallel),
             self._compiled,
             data,
@@ -138,28 +113,33 @@ class Loop:
             batches_change=bool(self._feeders),
             is_alone=self._consensus is None,
         )
-        self._state: TrainState | None = None
-        self._count = 0
-        self._metrics = Metrics(0, 0)  # of the newest call
-        self._in_flight = CallsInFlight(self._settled, self.timing, self._clock)
-        self._schedule = HookSchedule(self.hooks)
-        self._suspect: int | None = None  # the step that is being dispatched
-        self._ending = False
+        self._hook_calls = HookDispatch(
+            self.hooks,
+            self._schedule,
+            HookMemory(hooks, own),
+            self._position,
+            stopping=self._stopping,
+            coordinator=self.coordinator,
+            compiled=self._compiled,
+            replayer=replayer,
+            timing=self.timing,
+            now=self._clock,
+        )
         self._shield = InterruptShield()
 
     @property
     def state(self) -> TrainState:
         """The state after the newest step. The next step overwrites it: copy what you keep."""
-        if self._state is None:
+        if self._position.state is None:
             raise RuntimeError(
-                f"enter it before its first step: with {type(self).__name__}(...) as run"
+                f"not entered: use `with {type(self).__name__}(...) as run:` before its first step"
             )
-        return self._state
+        return self._position.state
 
     @property
     def steps_taken(self) -> int:
         """The number of the newest step, counted from the start of the training."""
-        return self._count
+        return self._position.step
 
     @property
     def stop_reason(self) -> str | None:
@@ -171,23 +151,13 @@ class Loop:
         """True once an interrupt was requested."""
         return self._stopping.interrupted
 
-    @property
-    def ending(self) -> bool:
-        """True once the last step is done and the hooks' `end` is called."""
-        return self._ending
-
-    @property
-    def saves(self) -> bool:
-        """Whether a hook saves the state."""
-        return any(hook.saves_state and not hook.follows_chief for hook in self.hooks)
-
     def report(self) -> Report:
         """The report of the newest step; reading its metrics waits for the device."""
-        return self._hook_calls.report(self._metrics, self._state)
+        return self._hook_calls.report()
 
     def should_stop(self) -> bool:
         """Whether the newest step was the last one."""
-        return self._stopping.is_due(self._count)
+        return self._stopping.is_due(self.steps_taken)
 
     def request_stop(self, reason: str = "asked to") -> None:
         """Stop before the next step or, with other processes, at the next step they agree on.
@@ -200,43 +170,15 @@ class Loop:
         """Stop soon: at the end hooks save, and skip what takes long."""
         self._stopping.ask(reason, interrupted=True)
 
-    def notice(self, text: str) -> None:
-        """Show a message to the user, through the hooks that write a log."""
-        self._hook_calls.notice(text)
-
-    def flush(self) -> None:
-        """Have all hooks finish their pending writes."""
-        self._hook_calls.flush()
-
-    def save(self, report: Report) -> None:
-        """Have the hooks that save the state do so now."""
-        self._hook_calls.save(report)
-
-    def flops(self) -> float | None:
-        """Floating-point operations of one compiled step, if the compiler reports them."""
-        return self._compiled.flops()
-
-    def hook_states(self) -> dict[str, Mapping[str, Any]]:
-        """The states of the hooks, as stored in a checkpoint."""
-        return self._memory.collect()
-
-    def past(self, step: int) -> PastStep:
-        """An earlier step, to be inspected or taken again."""
-        return self._replayer.past(
-            step,
-            batch=functools.partial(self._batch_at_hand, step),
-            state=lambda: self._state if step == self._count + 1 else None,
-        )
-
     def step(self) -> None:
         """Dispatch one step to the device, without waiting for it."""
         self._guarded(lambda: self._take(1))
 
     def advance(self) -> None:
         """Dispatch the steps up to the next one at which a hook is due, fused as far as possible."""
-        self._guarded(lambda: self._take(self._schedule.next_step - self._count))
-        if not self._fuser.is_decided and self.stop_reason is None:
-            self._guarded(self._explore)
+        self._guarded(lambda: self._take(self._schedule.next_step - self.steps_taken))
+        if not self._fuser.is_decided and self.stop_reason is None and self._fuser.is_due():
+            self._guarded(lambda: self._fuser.explore(self._position, self._hook_calls))
 
     def __enter__(self) -> Self:
         if self._stopping.thread is not None:
@@ -260,19 +202,15 @@ class Loop:
         if isinstance(error, FINISHED):
             self.request_stop(DATA_ENDED)
             error = None
-        if isinstance(error, KeyboardInterrupt):
-            try:
-                self._end_interrupted(error)
-            except KeyboardInterrupt as second:
-                self._close(second)
-                raise
-        if error is None:
-            try:
+        try:
+            if isinstance(error, KeyboardInterrupt) and self._consensus is None:
+                self._hook_calls.save_interrupted(error)
+            elif error is None:
                 self.coordinator.raise_requested_exception()
                 self._guarded(self._end, again=False)
-            except BaseException as failure:
-                self._close(failure)
-                raise
+        except BaseException as failure:
+            self._close(failure)
+            raise
         self._close(error)
         return error is None
 
@@ -286,14 +224,13 @@ class Loop:
             except FINISHED:
                 if not again:
                     raise
-                return self._stopping.end_data(self._count)
+                return self._stopping.end_data(self.steps_taken)
             except Exception as error:
-                if (
-                    self._consensus is not None
-                    and (cause := self._consensus.group.explain(error)) is not error
-                ):
-                    raise cause from None
-                if not self._feed.can_resume or not self._recoveries.allow(error, self._count):
+                if self._consensus is not None:
+                    cause = self._consensus.group.explain(error)
+                    if cause is not error:
+                        raise cause from None
+                if not self._feed.can_resume or not self._recoveries.allow(error, self.steps_taken):
                     raise
                 if again:
                     self._guarded(functools.partial(self._begin, after=error), again=False)
@@ -302,190 +239,99 @@ class Loop:
 
     def _begin(self, after: Exception | None = None) -> None:
         """Start from the newest checkpoint or the initial state; also `after` an error."""
-        before = self._count
-        self._suspect = None
-        self._in_flight.clear()
+        position = self._position
+        before = position.step
+        position.dispatching = None
         if after is not None:
             self._stopping.revoke()
-        self._state = self._start_point.state()
-        self._count = int(self._state.step)
+        position.state = self._start_point.state()
+        position.step = int(position.state.step)
+        position.metrics = Metrics(position.step, position.step)
+        position.metrics.time = self._clock()
         if after is None:
-            self.start_step = self._count
+            self.start_step = position.step
         else:
-            self.notice(f"after step {before}: {after!s:.200}\ngoing on from step {self._count}")
-        self._metrics = Metrics(self._count, self._count)
-        self._metrics.time = self._clock()
-        if (self._count or after is not None) and not isinstance(self._data, Pipeline):
+            self._hook_calls.notice(
+                f"after step {before}: {after!s:.200}\nresuming from step {position.step}"
+            )
+        if (position.step or after is not None) and not isinstance(self._data, Pipeline):
             warnings.warn(
-                f"resuming at step {self._count} with data that cannot be asked for a step: it gives its batches from "
-                "where it stands; a Pipeline would repeat the run exactly",
+                f"resuming at step {position.step} with data that have no random access: they "
+                "continue where they are; a Pipeline would repeat the run exactly",
                 stacklevel=2,
             )
-        self._begin_hooks(is_first=after is None)
-        whens = [hook.when for hook in self.hooks]
-        self._fuser.begin(whens, self._count)
+        self._hook_calls.begin(is_first=after is None)
+        triggers = [hook.when for hook in self.hooks]
+        self._fuser.begin(triggers, position.step)
         if isinstance(self._data, Iterator) and self._fuse == "auto":
-            self._fuser.give_up()  # it may wait for steps to be taken, and fused ones need many batches beforehand
-        changing = [*self._feeders, *self._feed.preparers]
-        if changing and self._fuser.give_up():
-            names = ", ".join(type(hook).__name__ for hook in changing)
-            self.notice(
+            self._fuser.give_up()  # it may wait for steps to be taken, before it has more batches
+        if self._feeders and self._fuser.give_up():
+            names = ", ".join(type(hook).__name__ for hook in self._feeders)
+            self._hook_calls.notice(
                 f"steps are not fused: before each of them a hook changes the batch ({names})"
             )
-        now = (
-            self._clock()
-            if self._consensus is None
-            else self._consensus.begin(self._count, self._clock())
-        )
-        self._schedule = HookSchedule(self.hooks, self._count, now)
-        self._feed.start(self._count, whens, lambda: self._fuser.length)
-
-    def _begin_hooks(self, *, is_first: bool) -> None:
-        """Call `begin` of the hooks, and restore their states."""
-        report = self.report()
-        reasons: list[str | None] = []
-        unknown = self._memory.begin()
-        for hook in self.hooks:
-            hook.begin(report)
-            reasons.append(self._memory.restore(hook))
-        self._memory.started()
-        if unknown and is_first:
-            self.notice(
-                f"the checkpoint has the state of hooks that this run does not have: {', '.join(unknown)}"
-            )
-        for reason in reasons:
-            self._hook_calls.stop_for(reason)
+        if self._feed.prepares:
+            self._fuser.give_up()
+        now = self._clock()
+        if self._consensus is not None:
+            now = self._consensus.begin(position.step, now)
+        self._schedule.start(position.step, now)
+        self._feed.start(position.step, triggers, lambda: self._fuser.length)
 
     def _take(self, limit: float) -> None:
-        """Take the next steps, at most `limit` of them."""
+        """Take the next steps, at most `limit` of them: get their input, dispatch, call the hooks."""
+        step = self.steps_taken
         started = clock()
-        if self._state is None:
-            raise RuntimeError(
-                f"enter it before its first step: with {type(self).__name__}(...) as run"
-            )
-        piece = self._feed.take(self._count, limit, self._fuser.kind)
+        state = self.state
+        piece = self._feed.take(step, limit, self._fuser.kind)
         self.timing.data += clock() - started
-        if self._consensus is not None and not self._consensus.go_on(self._count):
+        if self._consensus is not None and not self._consensus.go_on(step):
             self._feed.give_back([piece])
-            return self._stopping.hear(self._count)
-        return self._dispatch(piece)
-
-    def _dispatch(self, piece: Piece) -> None:
+            return self._stopping.hear(step)
         if self._feeders:
-            batch = feed_batch(self._feeders, self.report(), piece.batch)
-            if self._consensus is not None:  # each process feeds its part of an entry
-                batch = {
-                    k: v if isinstance(v, jax.Array) else self._compiled.put(v, 1)
-                    for k, v in batch.items()
-                }
-            piece = dataclasses.replace(
-                piece, batch=batch, kind=self._fed_shapes.kind(batch, self._count)
-            )
-        self._suspect, self._piece = self._count + 1, piece
+            piece = self._feed.change(piece, step, self._feeders, self.report())
+        position = self._position
+        position.piece = piece
+        position.dispatching = step + 1
         if not self._compiled.is_compiled(piece):
             with self.timing.measure("compiling"):
-                lowered = self._compiled.lower(self.state, piece)
+                lowered = self._compiled.lower(state, piece)
                 if self._consensus is not None:
-                    check_program(self._consensus.group, self._count + 1, lowered.as_text())
+                    check_program(self._consensus.group, step + 1, lowered.as_text())
                 self._compiled.finish(piece, lowered)
         started = clock()
         with self._shield:
-            self._state, self._metrics = self._compiled(self.state, piece, self._count + 1)
-            self._suspect = None
-            self._count += piece.count
+            position.state, position.metrics = self._compiled(state, piece, step + 1)
+            position.dispatching = None
+            position.step += piece.count
         self.timing.dispatch += clock() - started
-        self._metrics.time = now = self._clock()
+        position.metrics.time = now = self._clock()
         if self._consensus is not None:
-            now = self._consensus.agree_on_time(self._count, now, self._schedule.next_time)
-        self._in_flight.add(Call(self._metrics, piece, self._schedule.due(self._count, now)))
-
-    def _settled(self, call: Call) -> None:
-        """Call the hooks after a call is finished."""
-        self._hook_calls.after_call(call, self._state)
-        if call.due:
-            self._schedule.look_ahead(self._count)  # hooks may have changed their triggers
-
-    def _explore(self) -> None:
-        """Find out, a little after each call, whether fused steps are exact and faster."""
-        if self._fuser.is_due():
-            self._in_flight.settle()
-            message = self._fuser.explore(self.timing, self.state, self._piece)
-            if message:
-                self.notice(message)
+            now = self._consensus.agree_on_time(position.step, now, self._schedule.next_time)
+        due = self._schedule.due(position.step, now)
+        self._hook_calls.add(Call(position.metrics, piece, due))
+        return None
 
     def _end(self) -> None:
-        self._stopping.catch_up(lambda: self._count, lambda: self._take(1))
-        self._feed.finish(self._count)
+        self._stopping.catch_up(lambda: self.steps_taken, lambda: self._take(1))
+        self._feed.finish(self.steps_taken)
         while True:
             try:
-                self._in_flight.settle()
+                self._hook_calls.settle()
                 break
             except FINISHED:  # the run is ending anyway: settle the rest
                 continue
-        self._ending = True
-        self._hook_calls.end(self._metrics, self._state)
-
-    def _end_interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """After Ctrl-C: finish the steps in flight, then have the hooks that save do so."""
-        if (
-            self._consensus is not None or self._state is None
-        ):  # several processes can save only together
-            return
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
-            interrupt.add_note(
-                f"the state after step {self._count} is lost: the interrupt came while a step was writing over it; "
-                "the newest checkpoint, if there is one, is as it was"
-            )
-            return
-        if not self.saves:
-            interrupt.add_note(
-                f"the state after step {self._count} is not saved, as no hook saves; `state` has it"
-            )
-            return
-        self.interrupt("KeyboardInterrupt")
-        try:
-            if (
-                step := int(self._state.step)
-            ) != self._metrics.last:  # it was going back to an earlier step
-                self._count, self._metrics = step, Metrics(step, step)
-                self._in_flight.clear()
-            self._in_flight.settle()
-            report = self._hook_calls.report(self._metrics, self._state, self.hooks)
-            call_all(
-                [functools.partial(hook.end, report) for hook in self.hooks if hook.saves_state]
-            )
-        except Exception as failure:  # noqa: BLE001 - the interrupt goes on
-            interrupt.add_note(
-                f"the state after step {self._count} could not be saved: {failure!r}"
-            )
-        else:
-            interrupt.add_note(f"the state after step {self._count} is saved")
-
-    def _batch_at_hand(self, step: int) -> Batch | None:
-        """The batch of a step, if it is still in memory."""
-        if step == self._suspect:
-            return self._piece.split()[0].batch
-        return self._in_flight.batch_of(step)
-
-    def _tell_failure(self, error: Exception) -> None:
-        step = getattr(error, "step", None)
-        if not isinstance(step, int):  # it is not one that names its step
-            step = self._suspect or self._in_flight.suspect
-        self._hook_calls.failed(error, None if step is None else self.past(step))
+        self._hook_calls.end()
 
     def _close(self, error: BaseException | None) -> None:
         """Close everything. An error in it never hides the error that ended the run."""
         if error is not None and self._consensus is not None:
-            self._consensus.group.fail(
-                error
-            )  # first, because others may wait for this process, and it for them
+            # First, because others may wait for this process, and it for them.
+            self._consensus.group.fail(error)
         closing: list[Callable[[], None]] = [self._feed.close]
-        if (
-            isinstance(error, Exception)
-            and not isinstance(error, PeerLostError)
-            and self._state is not None
-        ):
-            closing.append(functools.partial(self._tell_failure, error))
+        has_begun = self._position.state is not None
+        if has_begun and isinstance(error, Exception) and not isinstance(error, PeerLostError):
+            closing.append(functools.partial(self._hook_calls.failed, error))
         closing += [
             *(hook.close for hook in reversed(self.hooks)),
             self._fuser.close,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ftrain.cluster import Sharding
-from ftrain.training.hook import Hook
+from ftrain.training.hook import Hook, StateSaver
 from ftrain.training.state import Initial, TrainState, place
 
 RETRIED = ("ABORTED", "UNAVAILABLE")  # codes of transient errors
@@ -50,9 +50,10 @@ class Scaffold:
         `initial` makes the state before the first step. It is not called if a checkpoint is restored
         and `like` has the shapes of the state.
         """
-        for hook in hooks:
-            hook.follows_chief = self.wait_secs is not None
-        state = self._start(initial, hooks, like)
+        savers = [hook for hook in hooks if isinstance(hook, StateSaver)]
+        for saver in savers:
+            saver.read_only = self.wait_secs is not None
+        state = self._start(initial, savers, like)
         if self.local_init_fn is not None:
             state = self.local_init_fn(state)
         reason = None if self.ready_fn is None else self.ready_fn(state)
@@ -61,21 +62,21 @@ class Scaffold:
         return state
 
     def _start(
-        self, initial: Callable[[], TrainState], hooks: Sequence[Hook], like: TrainState | None
+        self,
+        initial: Callable[[], TrainState],
+        savers: Sequence[StateSaver],
+        like: TrainState | None,
     ) -> TrainState:
         deadline = time.monotonic() + (self.wait_secs or 0.0)
         first = initial() if like is None else None
         while True:
-            restored = _restore(hooks, like if first is None else first)
-            if restored is None and first is None:
+            restored = _restore(savers, like if first is None else first)
+            if restored is not None:
+                return restored
+            if first is None:
                 first = initial()
-            state = restored or first
-            assert state is not None
-            started = functools.reduce(lambda state, hook: hook.start(state), hooks, state)
-            if restored is not None or started is not state:
-                return started
             if self.wait_secs is None:
-                return state if self.init_fn is None else self.init_fn(state)
+                return first if self.init_fn is None else self.init_fn(first)
             if time.monotonic() >= deadline:
                 raise NotReadyError(
                     f"no checkpoint to start from appeared within {self.wait_secs:g} s; is the chief running?"
@@ -83,8 +84,8 @@ class Scaffold:
             time.sleep(min(self.poll_secs, max(0.0, deadline - time.monotonic())))
 
 
-def _restore(hooks: Sequence[Hook], like: TrainState | None) -> TrainState | None:
-    found = (hook.restore_state(like) for hook in hooks if like is not None)
+def _restore(savers: Sequence[StateSaver], like: TrainState | None) -> TrainState | None:
+    found = (saver.restore_state(like) for saver in savers if like is not None)
     return next((state for state in found if state is not None), None)
 
 

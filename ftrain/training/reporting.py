@@ -1,11 +1,12 @@
-"""The hook that tells a supervisor how far the run is."""
+"""The hook that reports the progress of a run to the supervisor."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ftrain.launching.protocol import Done, Failed, Progress, Stopped
 from ftrain.launching.reporter import Reporter, reporter_of_this_process
 from ftrain.training.hook import Hook, Report
+from ftrain.training.hook_dispatch import Position
 from ftrain.training.metrics import Metrics
 from ftrain.training.replay import PastStep
 from ftrain.training.timing import Timing
@@ -14,19 +15,22 @@ _EVERY = 0.2  # seconds between two looks at the loss
 
 
 class ProgressReport(Hook):
-    """Tell a `Reporter` of every step that is finished, what keeps the run from the next one, and how it ended."""
+    """Send every finished step, the current activity, and the end of the run to a `Reporter`."""
 
-    def __init__(self, reporter: Reporter, timing: Timing, taken: Callable[[], int]):
-        self.reporter, self._timing, self._taken = reporter, timing, taken
+    def __init__(self, reporter: Reporter, timing: Timing, position: Position):
+        self.reporter = reporter
+        self._timing = timing
+        self._position = position
         self._loss: float | None = None
         self._looked = 0.0
 
     def begin(self, report: Report) -> None:
+        report.listen(metrics=self._watch, failure=self._failed)
         self.reporter.doing = lambda: self._timing.doing
         self.reporter.set_step(report.step)
         self.reporter.send(Progress(report.step, self.reporter.steps))
 
-    def watch(self, metrics: Metrics) -> None:
+    def _watch(self, metrics: Metrics) -> None:
         now = time.monotonic()
         if now - self._looked > _EVERY and "loss" in metrics.names:
             self._looked, self._loss = now, float(metrics.column("loss")[-1])
@@ -40,18 +44,19 @@ class ProgressReport(Hook):
             self.reporter.send(Done(report.step))
 
     def close(self) -> None:
-        self.reporter.doing = lambda: "starting"  # whatever comes after the run
+        self.reporter.doing = lambda: "starting"  # whatever follows the run
 
-    def failed(self, error: Exception, past: PastStep | None) -> None:
+    def _failed(self, error: Exception, past: PastStep | None) -> None:
         message = str(error).partition("\n")[0]
         retryable = getattr(error, "retryable", True)
-        self.reporter.send(
-            Progress(self._taken(), self.reporter.steps)
-        )  # what it told last may be long ago
+        # The newest progress that was sent may be old.
+        self.reporter.send(Progress(self._position.step, self.reporter.steps))
         self.reporter.send(Failed(type(error).__name__, message, retry=retryable))
 
 
-def with_progress(hooks: Sequence[Hook], timing: Timing, taken: Callable[[], int]) -> list[Hook]:
-    """The hooks, and the one that tells whoever started this process, if that is wanted; `taken` counts the steps."""
+def with_progress(hooks: Sequence[Hook], timing: Timing, position: Position) -> list[Hook]:
+    """The hooks and, if a supervisor started this process, the one that reports to it."""
     reporter = reporter_of_this_process()
-    return [*hooks, ProgressReport(reporter, timing, taken)] if reporter.is_supervised else [*hooks]
+    return (
+        [*hooks, ProgressReport(reporter, timing, position)] if reporter.is_supervised else [*hooks]
+    )

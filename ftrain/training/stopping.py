@@ -6,7 +6,8 @@ from collections.abc import Callable
 from ftrain.cluster import MismatchError
 from ftrain.coordination import Coordinator
 from ftrain.training.consensus import Consensus
-from ftrain.training.hook import DATA_ENDED
+
+DATA_ENDED = "the data ended"  # a reason to stop
 
 
 class Stopping:

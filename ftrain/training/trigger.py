@@ -134,13 +134,19 @@ H = TypeVar("H", bound=_Scheduled)
 class HookSchedule(Generic[H]):
     """Which hooks are due after a step, and when the next one is due."""
 
-    def __init__(self, hooks: Sequence[H], start: int = 0, now: float = 0.0):
-        self._hooks = hooks
-        self._fired = [hook.when.counts_from(start) for hook in hooks]
-        self._times = [now] * len(hooks)  # when each hook was due last
+    def __init__(self, hooks: Sequence[H]):
         self.next_step = 0.0  # the next step at which a hook is due by count
         self.next_time = 0.0  # the next time at which a hook is due by seconds
-        self.look_ahead(start)
+        self._hooks = hooks
+        self._fired: list[int | None] = []  # the step at which each hook was due last
+        self._times: list[float] = []  # and the time
+        self.start(0, 0.0)
+
+    def start(self, step: int, now: float) -> None:
+        """Start or restart after `step`."""
+        self._fired = [hook.when.counts_from(step) for hook in self._hooks]
+        self._times = [now] * len(self._hooks)
+        self.look_ahead(step)
 
     def due(self, step: int, now: float) -> list[H]:
         """The hooks that are due after `step`."""

@@ -124,8 +124,8 @@ def test_every_hook_can_be_named(config, tmp_path):
 
 def test_triggers_and_the_rest(config):
     job = build(plan(load(config)))
-    assert job.fuse == 5
-    assert job.recoveries == 1
+    assert job.loop_options["fuse"] == 5
+    assert job.loop_options["recoveries"] == 1
     assert job.logging.when == first(3)
     assert job.logging.metrics == ["loss"]
     assert job.summaries.when == at(3, 9)

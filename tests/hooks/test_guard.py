@@ -78,6 +78,11 @@ def test_a_metric_that_the_step_does_not_have_is_an_error_at_the_first_step(pipe
     seen = []
 
     class Watching(ftrain.Hook):
+        order = StopOnNaN.order - 1
+
+        def begin(self, report):
+            report.listen(metrics=self.watch)
+
         def watch(self, metrics):
             seen.append(metrics.last)
 

@@ -43,6 +43,9 @@ class Receiving(Hook):
     def __init__(self):
         self.seen = []
 
+    def begin(self, report):
+        report.listen(published=self.receive)
+
     def after_step(self, report):
         self.receive(report.step, report.values())
 

@@ -27,10 +27,13 @@ class Publishing(Hook):
 
 
 class Counting(Hook):
-    """Remembers every step that it saw, by `watch`, and everything that was published, by `receive`."""
+    """Remembers every step that it saw, and everything that was published."""
 
     def __init__(self, needs=True):
         self.steps, self.received, self.needs_state = [], [], needs
+
+    def begin(self, report):
+        report.listen(metrics=self.watch, published=self.receive)
 
     def watch(self, metrics):
         self.steps += range(metrics.first, metrics.last + 1)

@@ -250,6 +250,9 @@ def test_examples_and_operations_per_second(pipeline):
     published = {}
 
     class Receiver(Hook):
+        def begin(self, report):
+            report.listen(published=self.receive)
+
         def receive(self, step, values):
             published.update(values)
 

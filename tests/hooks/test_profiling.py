@@ -51,6 +51,8 @@ def test_a_trace_holds_the_steps_that_its_name_says(pipeline, tmp_path):
     """The steps are named by a hook, which is called before each of them."""
 
     class Naming(Hook):
+        changes_batch = True
+
         def before_step(self, report, batch):
             with jax.profiler.TraceAnnotation(f"before_step_{report.step + 1:03}"):
                 pass

@@ -35,6 +35,9 @@ class Receiver(Hook):
     def __init__(self):
         self.speeds = []
 
+    def begin(self, report):
+        report.listen(published=self.receive)
+
     def receive(self, step, values):
         self.speeds.append((step, values["steps_per_second"]))
 
@@ -80,6 +83,7 @@ def test_a_short_window_reaches_back(pipeline):
 
     class Ticking(Hook):
         when = every(steps=1)
+        changes_batch = True
 
         def before_step(self, report, batch):
             Now.now = next(moments)

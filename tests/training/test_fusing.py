@@ -50,6 +50,10 @@ class Spy(Hook):
         self.when, self.needs_state, self.watches = when, needs_state, watches
         self.seen = []
 
+    def begin(self, report):
+        if self.watches:
+            report.listen(metrics=self.watch)
+
     def watch(self, metrics):
         if self.watches:
             self.seen.extend(
@@ -206,8 +210,8 @@ class Notices(Hook):
     def __init__(self):
         self.texts = []
 
-    def notice(self, text):
-        self.texts.append(text)
+    def begin(self, report):
+        report.listen(notice=self.texts.append)
 
 
 @pytest.mark.parametrize("fuse", ["auto", 10])

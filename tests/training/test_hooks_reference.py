@@ -2,8 +2,9 @@
 
 All numbers come from the cases: which hooks there are, how many runs, where an error is raised, how fast the clock is.
 
-Its `begin` is our first `start`, `after_create_session` our `begin`, `before_run` and `after_run` our `before_step` and
-`after_step`; the error for the end of its input is our EndOfData, and AbortedError a runtime error that says "ABORTED".
+Its `begin`, before there is a session, is our `__init__`, `after_create_session` our `begin`, `before_run` and
+`after_run` our `before_step` and `after_step`; the error for the end of its input is our EndOfData, and AbortedError a
+runtime error that says "ABORTED".
 """
 
 import re
@@ -33,6 +34,7 @@ from ftrain.hooks import (
 )
 from ftrain.summaries import read_events, read_metrics
 from ftrain.training import Hook, Loop, Scaffold, every, never, timer
+from ftrain.training.hook import StateSaver
 
 pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("no_thread_left")]
 CASES = references.cases("hooks")
@@ -123,6 +125,7 @@ class Recorder(Hook):
     """Writes down its calls under the reference's names; raises, or asks to stop, once, where it is told to."""
 
     when = every(steps=1)
+    changes_batch = True
 
     def __init__(self, name, events, *, fails=None, times=1, stops=None):
         self.name, self.events, self.fails, self.times, self.stops = (
@@ -132,7 +135,7 @@ class Recorder(Hook):
             times,
             stops,
         )
-        self.started = False
+        self.note("start", 0)
 
     def note(self, event, step, report=None):
         recorded = {"who": self.name, "event": EVENTS[event]}
@@ -144,12 +147,6 @@ class Recorder(Hook):
             self.times -= 1
             self.events.append({"who": self.name, "event": "raise", "error": self.fails[2]})
             raise ERRORS[self.fails[2]]()
-
-    def start(self, state):
-        if not self.started:
-            self.note("start", 0)
-        self.started = True
-        return state
 
     def begin(self, report):
         self.note("begin", report.step)
@@ -374,6 +371,7 @@ class Ticking(Hook):
     """Moves a clock before every step, and has the loop wait for it, so that no other is dispatched meanwhile."""
 
     when = every(steps=1)
+    changes_batch = True
 
     def __init__(self, clock):
         self.clock = clock
@@ -466,6 +464,9 @@ def test_speed(case, pipeline):
     published = []
 
     class Receiver(Hook):
+        def begin(self, report):
+            report.listen(published=self.receive)
+
         def receive(self, step, values):
             published.append((step, values["steps_per_second"]))
 
@@ -689,9 +690,9 @@ def test_scaffold(case, pipeline):
     """Our initial state takes the place of the init op."""
     events, start = [], case["restored_global_step"]
 
-    class Restorer(Hook):
-        def start(self, state):
-            return state.replace(step=jnp.int32(start)) if start else state
+    class Restorer(StateSaver):
+        def restore_state(self, like):
+            return like.replace(step=jnp.int32(start)) if start else None
 
     def initialise(state):
         events.append({"who": "scaffold", "event": "init_fn", "global_step": int(state.step)})

@@ -10,6 +10,7 @@ from ftrain import Hook, TrainState, every, make_step, optimizers
 from ftrain.cluster import make_mesh
 from ftrain.hooks import StopAtStep
 from ftrain.training import Loop, at
+from ftrain.training.hook import GUARD, SAVE, StateSaver
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 SGD = optimizers.gradient_descent(0.1)
@@ -31,11 +32,8 @@ class Recorder(Hook):
     def note(self, event, step):
         self.events.append((self.name, event, step))
 
-    def start(self, state):
-        self.note("start", int(state.step))
-        return state
-
     def begin(self, report):
+        report.listen(published=self.receive)
         self.note("begin", report.step)
 
     def after_step(self, report):
@@ -63,8 +61,6 @@ def test_hooks_are_called_in_order(pipeline):
     hooks = [Recorder(every(steps=2), "A", events), Recorder(at(2, 3), "B", events), StopAtStep(3)]
     drive(hooks, pipeline)
     assert events == [
-        ("A", "start", 0),
-        ("B", "start", 0),
         ("A", "begin", 0),
         ("B", "begin", 0),
         ("A", "after", 2),
@@ -75,6 +71,35 @@ def test_hooks_are_called_in_order(pipeline):
         ("B", "close", None),
         ("A", "close", None),
     ]
+
+
+def test_hooks_with_a_lower_order_are_called_first_and_savers_last(pipeline):
+    events = []
+    hooks = [Recorder(at(1), name, events) for name in ("A", "B", "C", "D")]
+    hooks[0].order = SAVE
+    hooks[2].order = GUARD
+    drive([*hooks, StopAtStep(1)], pipeline)
+    assert [name for name, event, _ in events if event == "after"] == ["C", "B", "D", "A"]
+
+
+def test_messages_of_hooks_that_begin_first_are_shown_by_those_that_begin_last(pipeline):
+    shown = []
+
+    class Early(Hook):
+        def begin(self, report):
+            report.notice("early")
+
+    class Late(Hook):
+        def begin(self, report):
+            report.listen(notice=shown.append)
+
+    drive([Early(), Late(), StopAtStep(1)], pipeline)
+    assert shown == ["early"]
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one(pipeline):
+    with pytest.raises(TypeError, match="there is no option 'fused'; did you mean fuse"):
+        Loop(STEP, make_state(), pipeline, fused=3)
 
 
 def test_a_report_tells_the_metrics_of_its_own_step(pipeline):
@@ -134,6 +159,9 @@ def test_watchers_see_every_step_in_order_and_before_any_hook_fires(pipeline):
     events = []
 
     class Watcher(Hook):
+        def begin(self, report):
+            report.listen(metrics=self.watch)
+
         def watch(self, metrics):
             assert np.isfinite(metrics.column("loss")).all()
             events.extend(("watch", step) for step in range(metrics.first, metrics.last + 1))
@@ -262,10 +290,10 @@ def test_a_stop_from_another_thread(pipeline):
     assert loop.steps_taken == int(loop.state.step)
 
 
-def test_hooks_may_replace_the_state_to_start_from(pipeline):
-    class Restorer(Hook):
-        def start(self, state):
-            return state.replace(step=jnp.int32(40))
+def test_a_saver_supplies_the_state_to_start_from(pipeline):
+    class Restorer(StateSaver):
+        def restore_state(self, like):
+            return like.replace(step=jnp.int32(40))
 
     recorder = Recorder(at(42))
     loop = drive([Restorer(), recorder, StopAtStep(43)], pipeline)
@@ -331,9 +359,7 @@ def test_metrics_keep_their_names_when_shapes_change(pipeline):
 
 
 def test_a_step_outside_of_the_loop_says_so(pipeline):
-    with pytest.raises(
-        RuntimeError, match=r"enter it before its first step: with Loop\(\.\.\.\) as run"
-    ):
+    with pytest.raises(RuntimeError, match=r"not entered: use `with Loop\(\.\.\.\) as run:`"):
         Loop(STEP, make_state(), pipeline).step()
 
 
@@ -369,9 +395,7 @@ def test_a_hook_that_is_a_class_is_refused(pipeline):
 
 def test_resuming_with_a_plain_iterable_is_said(pipeline):
     state = make_state().replace(step=jnp.int32(5))
-    with pytest.warns(
-        UserWarning, match="resuming at step 5 with data that cannot be asked for a step"
-    ):
+    with pytest.warns(UserWarning, match="resuming at step 5 with data that have no random access"):
         drive([], [pipeline.batch(0)], state)
 
 

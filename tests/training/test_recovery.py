@@ -8,6 +8,7 @@ from ftrain import Hook, TrainState, make_step, optimizers
 from ftrain.hooks import CheckpointSaver, StopAtStep, SummarySaver
 from ftrain.summaries import read_metrics
 from ftrain.training import Loop, NotReadyError, Scaffold, at, every
+from ftrain.training.hook import StateSaver
 from ftrain.training.recovery import can_be_retried
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -37,8 +38,8 @@ class Failing(Hook):
             self.left[report.step] -= 1
             raise self.error()
 
-    def notice(self, text):
-        self.notices.append(text)
+    def begin(self, report):
+        report.listen(notice=self.notices.append)
 
 
 def run(hooks, data, state=None, **options):
@@ -59,7 +60,7 @@ def test_a_run_goes_on_and_ends_bit_for_bit_the_same(pipeline, tmp_path, fuse, s
     assert recovered.steps_taken == 40
     start = 10 if saves else 0
     assert (
-        f"after step 13: UNAVAILABLE: connection lost\ngoing on from step {start}"
+        f"after step 13: UNAVAILABLE: connection lost\nresuming from step {start}"
         in failing.notices
     )
 
@@ -92,7 +93,7 @@ def test_an_iterator_goes_on_where_it_stands_and_nothing_is_lost(pipeline, tmp_p
 
     hooks = [CheckpointSaver(tmp_path, when=every(steps=10)), Failing(25)]
     with pytest.warns(
-        UserWarning, match="resuming at step 20 with data that cannot be asked for a step"
+        UserWarning, match="resuming at step 20 with data that have no random access"
     ):
         loop = run(hooks, stream())
     assert loop.steps_taken == 60 - 5  # five steps were taken again, with other batches
@@ -179,14 +180,14 @@ def test_init_fn_changes_a_new_state_only(pipeline, tmp_path):
     np.testing.assert_array_equal(first.state.params["w"], again.state.params["w"])
 
 
-class Restoring(Hook):
+class Restoring(StateSaver):
     """Finds a checkpoint when it is asked for the third time."""
 
     asked = 0
 
-    def start(self, state):
+    def restore_state(self, like):
         self.asked += 1
-        return state.replace(step=jnp.int32(7)) if self.asked == 3 else state
+        return like.replace(step=jnp.int32(7)) if self.asked == 3 else None
 
 
 def test_who_is_not_the_chief_waits_for_its_checkpoint(pipeline):

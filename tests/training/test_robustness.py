@@ -204,8 +204,8 @@ def test_a_fused_call_that_cannot_be_compiled_does_not_end_the_run(pipeline, mon
         finish(self, piece, lowered)
 
     class Notices(Hook):
-        def notice(self, text):
-            notices.append(text)
+        def begin(self, report):
+            report.listen(notice=notices.append)
 
     monkeypatch.setattr(CompiledStep, "finish", fail)
     monkeypatch.setattr(fusion, "LONG_STEP", float("inf"))  # whatever else the machine is busy with
@@ -310,7 +310,7 @@ def test_a_recovery_does_not_mix_up_the_forms_of_batches(pipeline):
                 raise lost()
 
     with pytest.warns(
-        UserWarning, match="differs from the first one in shape|cannot be asked for a step"
+        UserWarning, match="differs from the first one in shape|have no random access"
     ):
         loop = drive(batches, [Failing()], fuse=1)
     assert loop.steps_taken == 20
