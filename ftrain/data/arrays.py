@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ftrain.data.source import Batch
-from ftrain.formats.npy import as_value_error, check_compression, read_npy_header
+from ftrain.formats.numpy_files import as_value_error, check_compression, read_npy_header
 from ftrain.paths import absolute
 
 MAX_UNPACKED_BYTES = 1 << 32  # default limit of one compressed array: 4 GiB

@@ -23,7 +23,7 @@ from ftrain.formats import (
     parse_sequence_examples,
 )
 from ftrain.formats.examples.columns import as_objects
-from ftrain.formats.records.framing import MAX_RECORD_BYTES
+from ftrain.formats.records.encoding import MAX_RECORD_BYTES
 from ftrain.formats.records.reading import OnDamage
 
 _CHECKED = 32  # records that are checked for misspelt feature names

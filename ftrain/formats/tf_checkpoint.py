@@ -1,6 +1,5 @@
 """TensorFlow checkpoints, `PREFIX.index` and `PREFIX.data-*`, read without TensorFlow."""
 
-import difflib
 import math
 import os
 import re
@@ -14,20 +13,21 @@ import google_crc32c
 import numpy as np
 from google.protobuf import text_format
 
-from ftrain.formats.checksums import mask_crc
-from ftrain.formats.sstable import read_table, read_varint
+from ftrain.formats.records.encoding import mask_crc
 from ftrain.formats.tf_bundle import (
     Entry,
     check_tiling,
     message_class,
     object_keys,
     parse_message,
+    read_table,
+    read_varint,
     slice_box,
     slice_key,
 )
-from ftrain.formats.whole_files import read_whole
 from ftrain.paths import PathError, expanded
-from ftrain.storage import is_file, raise_if_transient
+from ftrain.storage import is_file, raise_if_transient, read_whole
+from ftrain.suggestions import suggest
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VERSION = 1  # of the format, the latest supported one
@@ -86,7 +86,8 @@ class TfCheckpoint:
     def read(self, name: str, *, verify: bool = True) -> np.ndarray:
         """Return the value of a variable, strings as `bytes` objects; `verify` its checksum."""
         if name not in self.variables:
-            raise _UnknownVariableError(f"{self._index}: no variable {name!r}{self._suggest(name)}")
+            hint = suggest(name, self.variables, 3) or f" among its {len(self.variables)}"
+            raise _UnknownVariableError(f"{self._index}: no variable {name!r}{hint}")
         entry = self._entries[name.encode()]
         try:
             if entry.proto.slices:
@@ -113,12 +114,6 @@ class TfCheckpoint:
             return object_keys(graph)
         except ValueError as error:
             raise TfCheckpointError(f"{self._index}: {_OBJECT_GRAPH}: {error}") from None
-
-    def _suggest(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self.variables)
-        return (
-            f"; did you mean {' or '.join(near)}?" if near else f" among its {len(self.variables)}"
-        )
 
     def _locate(self, entry: Entry) -> "_Span":
         """Return where the bytes of a tensor lie; ValueError if the files lack them."""

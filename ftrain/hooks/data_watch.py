@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ftrain.data import Pipeline
-from ftrain.formats.whole_files import write_whole
 from ftrain.paths import local_path
-from ftrain.storage import retry
+from ftrain.storage import retry, write_text
 from ftrain.training import Hook, Report
 
 NOTE = "data.json"
@@ -41,7 +40,7 @@ class DataWatch(Hook):
             )
         with suppress(OSError):  # a run does not fail for want of a note
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(now, indent=1) + "\n")
+            write_text(self._path, json.dumps(now, indent=1) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

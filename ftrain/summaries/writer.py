@@ -16,8 +16,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 
 from ftrain.formats import DamagedRecordError, frame_record, read_records
-from ftrain.formats.records.compression import detect_compression
-from ftrain.formats.records.framing import FRAME, MAX_RECORD_BYTES
+from ftrain.formats.records.encoding import FRAME, MAX_RECORD_BYTES, detect_compression
 from ftrain.paths import local_path
 from ftrain.summaries.values import plain_step, plain_value
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.data import Pipeline
-from ftrain.formats.whole_files import write_whole
-from ftrain.storage import exists, list_names, retry
+from ftrain.storage import exists, list_names, retry, write_text
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.fingerprint import fingerprint, fingerprint_jaxpr
 from ftrain.training.loss import LossFunction
@@ -99,7 +98,7 @@ class RunRecord:
         if before is not None:
             os.replace(self._path, _unused(self._path.parent / "run.{}.json"))
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path, json.dumps(now, indent=1) + "\n")
+        write_text(self._path, json.dumps(now, indent=1) + "\n")
 
     def _fingerprints(
         self, before: Facts | None, state: TrainState, batch: Tree

@@ -128,6 +128,36 @@ def check_spans(data: bytes, spans: Spans) -> None:
             read(data, spans.starts[chosen], spans.lengths[chosen])
 
 
+def cut(values: np.ndarray, counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first `length` values of each record, and their counts."""
+    starts = np.cumsum(counts) - counts
+    places = np.arange(len(values)) - np.repeat(starts, counts)
+    return values[places < length], np.minimum(counts, length)
+
+
+def pad_rows(values: np.ndarray, counts: np.ndarray, length: int | None, pad: Any) -> np.ndarray:
+    """Return an array (n, length, ...) from concatenated values, `counts` of them per row."""
+    length = largest(counts) if length is None else length
+    if (counts == length).all():
+        return values.reshape(len(counts), length, *values.shape[1:])
+    rows = np.empty((len(counts), length, *values.shape[1:]), values.dtype)
+    if np.ndim(pad):
+        rows[...] = pad
+    else:
+        rows.fill(pad)  # np.full would drop trailing zero bytes
+    rows[np.arange(length) < counts[:, None]] = values
+    return rows
+
+
+def split(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Return the values of each record."""
+    ends = np.cumsum(counts)
+    return [
+        values[start:end]
+        for start, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)
+    ]
+
+
 def gather(data: bytes | bytearray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the bytes of all spans, concatenated, as a new array."""
     if not len(starts):

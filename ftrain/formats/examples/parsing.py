@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from ftrain.formats.examples.columns import (
+    ABSENT,
+    KIND_NAMES,
     PADDING,
     Column,
     Payloads,
@@ -18,17 +20,19 @@ from ftrain.formats.examples.columns import (
     as_objects,
     join_payloads,
     read_column,
+    split,
 )
-from ftrain.formats.examples.conversions import MissingFeatureError, SpecError, Where, split
 from ftrain.formats.examples.features import (
     Entry,
     Fixed,
     Image,
+    MissingFeatureError,
     Padded,
     Ragged,
     Raw,
+    SpecError,
     Steps,
-    check_kinds,
+    Where,
 )
 from ftrain.formats.examples.lockstep import Walker
 from ftrain.formats.examples.messages import Example, SequenceExample, parse_message
@@ -146,9 +150,23 @@ def make_arrays(
     """Return the arrays of all columns."""
     arrays = {}
     for (name, entry), column in zip(spec.items(), columns, strict=True):
-        check_kinds(name, column, entry.kind, where)
+        _check_kinds(name, column, entry.kind, where)
         arrays |= entry.arrays(name, column, where)
     return arrays
+
+
+def _check_kinds(name: str, column: Column, kind: int, where: Where) -> None:
+    """Raise SpecError if a record has a different kind of list than the spec, even an empty one."""
+    if np.count_nonzero(column.kinds == kind) == len(column.kinds):
+        return
+    wrong = (column.kinds != kind) & (column.kinds != ABSENT)
+    if wrong.any():
+        record = int(wrong.argmax())
+        found = KIND_NAMES[int(column.kinds[record])]
+        raise SpecError(
+            f"{where(record)}: feature {name} has {found}, expected {KIND_NAMES[kind]}; "
+            f"give the spec a dtype of {found}"
+        )
 
 
 def parse_sequence_examples(

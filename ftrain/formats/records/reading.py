@@ -1,18 +1,22 @@
-"""Read the records of TFRecord and event files in order.
+"""Read the records of TFRecord and event files in order, and resume after damage.
 
 for record in read_records("train.tfrecord.gz", on_damage="skip"):
     ...
+
+The work is linear in the bytes of the stream, whatever they are: each byte is read once and checked
+once as the start of a header, and checksums of many bytes come from cached prefix sums.
 """
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import google_crc32c
+import numpy as np
 
-from ftrain.formats.records.compression import ByteStream, Compression, check_compression
-from ftrain.formats.records.framing import (
+from ftrain.formats.records.encoding import (
     DATA_CUT,
     DATA_WRONG,
     FOOTER,
@@ -22,25 +26,26 @@ from ftrain.formats.records.framing import (
     HEADER_WRONG,
     MAX_RECORD_BYTES,
     TOO_LONG,
+    ByteStream,
+    Compression,
     DamagedRecordError,
-    frame_record,
+    StreamError,
+    check_compression,
+    mask_crc,
+    masked_crc,
+    masked_length_crcs,
     parse_header,
+    shift_crc,
 )
-from ftrain.formats.records.resync import DIRECT, RecordSearch, Window
 from ftrain.paths import expanded
 
-__all__ = [
-    "DamagedRecordError",
-    "OnDamage",
-    "RecordScan",
-    "check_max_record_bytes",
-    "check_on_damage",
-    "frame_record",
-    "raise_damage",
-    "read_records",
-]
-
 OnDamage = Literal["raise", "skip"]
+
+CHUNK = 1 << 20  # bytes read at once
+DIRECT = 1 << 14  # bytes up to which a checksum is computed directly
+_SUM = 1 << 12  # bytes between two cached prefix sums
+_BLOCK = 1 << 16  # places searched for headers at once
+_CRC_OF_ZERO = masked_crc(bytes(8))
 _KNOWN = 4096  # cached headers: most files have few different lengths
 
 
@@ -70,6 +75,30 @@ def read_records(
     return _read(expanded(path), compression, verify, on_damage, damages, max_record_bytes)
 
 
+def _read(
+    path: str | Path,
+    compression: Compression,
+    verify: bool,
+    on_damage: OnDamage,
+    damages: list[DamagedRecordError] | None,
+    max_record_bytes: int,
+) -> Iterator[bytes]:
+    unseen: list[DamagedRecordError] = []
+    report = (
+        raise_damage if on_damage == "raise" else (unseen if damages is None else damages).append
+    )
+    with ByteStream(path, compression) as stream:
+        for _, data in RecordScan(
+            path, stream, report, verify=verify, max_record_bytes=max_record_bytes
+        ):
+            yield data
+    if unseen:
+        warnings.warn(
+            f"{len(unseen)} damaged regions of {path} were left out; the first: {unseen[0]}",
+            stacklevel=2,
+        )
+
+
 def check_max_record_bytes(limit: int) -> None:
     """Raise ValueError for a limit below 1."""
     if limit < 1:
@@ -80,6 +109,11 @@ def check_on_damage(on_damage: object) -> None:
     """Raise ValueError for an unknown mode."""
     if on_damage not in ("raise", "skip"):
         raise ValueError(f'on_damage is {on_damage!r}; it must be "raise" or "skip"')
+
+
+def raise_damage(damage: DamagedRecordError) -> None:
+    """Raise the damage: a `report` for RecordScan."""
+    raise damage
 
 
 class RecordScan:
@@ -212,30 +246,149 @@ class RecordScan:
         )
 
 
-def _read(
-    path: str | Path,
-    compression: Compression,
-    verify: bool,
-    on_damage: OnDamage,
-    damages: list[DamagedRecordError] | None,
-    max_record_bytes: int,
-) -> Iterator[bytes]:
-    unseen: list[DamagedRecordError] = []
-    report = (
-        raise_damage if on_damage == "raise" else (unseen if damages is None else damages).append
-    )
-    with ByteStream(path, compression) as stream:
-        for _, data in RecordScan(
-            path, stream, report, verify=verify, max_record_bytes=max_record_bytes
-        ):
-            yield data
-    if unseen:
-        warnings.warn(
-            f"{len(unseen)} damaged regions of {path} were left out; the first: {unseen[0]}",
-            stacklevel=2,
-        )
+class Window:
+    """The bytes `start` to `end` of a stream; it only moves forward. Places are stream offsets."""
+
+    def __init__(self, stream: ByteStream):
+        self.data = b""
+        self.start = 0  # a multiple of _SUM
+        self.failure = ""  # why a damaged stream cannot be read any further
+        self._stream = stream
+        # Checksums from one fixed place up to _sums_start, and up to each _SUM bytes after it.
+        self._sums = [0]
+        self._sums_start = 0
+
+    @property
+    def end(self) -> int:
+        """The place after the last byte of the window."""
+        return self.start + len(self.data)
+
+    def hold(self, place: int, size: int) -> bool:
+        """Read up to `place + size`, dropping earlier bytes; False if the stream is shorter."""
+        missing = place + size - self.end
+        if missing <= 0:
+            return True
+        # A wrong length must not make us read the entire file.
+        if missing > CHUNK and missing > self.bound():
+            return False
+        # Read in proportion to what is kept, because that is copied each time.
+        self._read(place, max(missing, (self.end - place) // 4))
+        return place + size <= self.end
+
+    def can_hold(self, place: int, size: int) -> bool:
+        """Return False if the stream is known to end before `place + size`."""
+        return place + size - self.end <= self.bound()
+
+    def extend(self, place: int) -> bool:
+        """Read more and drop bytes before `place`; return False at the end of the stream."""
+        end = self.end
+        self._read(place, 1)
+        return self.end > end
+
+    def bytes_at(self, place: int, size: int) -> bytes:
+        """Return `size` bytes of the window from `place` on."""
+        return self.data[place - self.start : place - self.start + size]
+
+    def crc(self, start: int, end: int) -> int:
+        """Return the CRC-32C of the bytes from `start` to `end`."""
+        if end - start <= DIRECT:
+            return google_crc32c.value(self.data[start - self.start : end - self.start])
+        return self._sum(end) ^ shift_crc(self._sum(start), end - start)
+
+    def bound(self) -> int:
+        """Return an upper bound of the bytes after the window."""
+        return 0 if self.failure else self._stream.bound()
+
+    def _sum(self, place: int) -> int:
+        """Return the checksum of all bytes up to `place`, from a fixed place before the window."""
+        if self._sums_start + (len(self._sums) - 1) * _SUM < self.start:
+            self._sums = [0]
+            self._sums_start = self.start
+        number = (place - self._sums_start) // _SUM
+        for known in range(len(self._sums) - 1, number):
+            at = self._sums_start + known * _SUM - self.start
+            self._sums.append(google_crc32c.extend(self._sums[known], self.data[at : at + _SUM]))
+        at = self._sums_start + number * _SUM - self.start
+        return google_crc32c.extend(self._sums[number], self.data[at : place - self.start])
+
+    def _read(self, place: int, size: int) -> None:
+        pieces: list[bytes] = []
+        while size > 0 and (piece := self._read_piece()):
+            pieces.append(piece)
+            size -= len(piece)
+        if pieces:
+            cut = (place - self.start) // _SUM * _SUM
+            self.data = b"".join([self.data[cut:], *pieces])
+            self.start += cut
+            passed = max((self.start - self._sums_start) // _SUM, 0)
+            if passed < len(self._sums):  # the rest is still needed
+                del self._sums[:passed]
+                self._sums_start += passed * _SUM
+
+    def _read_piece(self) -> bytes:
+        if self.failure:
+            return b""
+        try:
+            return self._stream.read(CHUNK)
+        except StreamError as error:
+            self.failure = str(error)
+            return b""
 
 
-def raise_damage(damage: DamagedRecordError) -> None:
-    """Raise the damage: a `report` for RecordScan."""
-    raise damage
+class RecordSearch:
+    """Finds whole records in a window; caches headers, so no place is checked twice."""
+
+    def __init__(self, window: Window, max_record_bytes: int):
+        self._window = window
+        self._longest = max_record_bytes
+        self._places: list[int] = []  # of headers with right checksums
+        self._lengths: list[int] = []
+        self._searched = 0  # up to this place
+
+    def find(self, place: int) -> int | None:
+        """Return the place of the first whole record from `place` on, with both checksums right.
+
+        None if there is none. Records nested in the data of a record look the same and are found.
+        """
+        window = self._window
+        while True:
+            for number in range(bisect_left(self._places, place), len(self._places)):
+                if self._is_whole(self._places[number], self._lengths[number]):
+                    return self._places[number]
+            place = max(place, self._searched)
+            if window.end - place < HEADER.size and not window.extend(place):
+                return None
+            self._search(place)
+
+    def _search(self, place: int) -> None:
+        """Search the next places for headers with right checksums."""
+        count = min(self._window.end - place - HEADER.size + 1, _BLOCK)
+        self._searched = place + max(count, 0)
+        self._places = []
+        self._lengths = []
+        if count > 0:
+            at = place - self._window.start
+            places, lengths = _find_headers(self._window.data, at, count, self._longest)
+            self._places = (places + place).tolist()
+            self._lengths = lengths.tolist()
+
+    def _is_whole(self, place: int, length: int) -> bool:
+        window = self._window
+        if not window.hold(place, length + FRAME):
+            return False
+        end = place + HEADER.size + length
+        (expected,) = FOOTER.unpack_from(window.data, end - window.start)
+        return expected == mask_crc(window.crc(place + HEADER.size, end))
+
+
+def _find_headers(
+    data: bytes, start: int, count: int, longest: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of headers with right checksums, and their lengths, at most `longest`."""
+    lengths = np.ndarray(count, "<u8", data, start, (1,))  # of a header at every byte
+    crcs = np.ndarray(count, "<u4", data, start + 8, (1,))
+    # Garbage rarely gives a length that fits, so checksums are computed for few places. Runs of
+    # zeros would fit everywhere, but only one checksum is right for a length of zero.
+    places = np.flatnonzero((lengths <= longest) & ((lengths != 0) | (crcs == _CRC_OF_ZERO)))
+    places = places[masked_length_crcs(lengths[places]) == crcs[places]]
+    return places, lengths[places]

@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
-from ftrain.formats.records.compression import SUFFIXES, WINDOW_BITS, DeflatedFile
-from ftrain.formats.records.framing import frame_record
-from ftrain.formats.records.sidecar import remove_sidecar
-from ftrain.formats.whole_files import sync
+from ftrain.formats.records.encoding import SUFFIXES, WINDOW_BITS, DeflatedFile, frame_record
+from ftrain.formats.records.index import remove_sidecar
 from ftrain.paths import expanded
+from ftrain.storage import sync
 
 WRITING = ".writing"  # suffix of incomplete files
 

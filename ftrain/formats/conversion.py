@@ -10,20 +10,21 @@ from typing import Literal
 
 from ftrain.formats.examples.guessing import record_kind
 from ftrain.formats.examples.messages import decode_example, encode_example
-from ftrain.formats.records.compression import SUFFIXES, ByteStream, StreamError, detect_compression
-from ftrain.formats.records.framing import (
+from ftrain.formats.numpy_files import read_npz, write_npz
+from ftrain.formats.records.encoding import (
     FRAME,
     HEADER,
     MAX_RECORD_BYTES,
+    SUFFIXES,
+    ByteStream,
     DamagedRecordError,
+    StreamError,
+    detect_compression,
     parse_header,
 )
 from ftrain.formats.records.reading import OnDamage, read_records
 from ftrain.formats.records.writing import RecordWriter
-from ftrain.formats.tables.csv_files import find_columns, read_csv, write_csv
-from ftrain.formats.tables.jsonl_files import find_single, read_jsonl, write_jsonl
-from ftrain.formats.tables.npz_files import read_npz, write_npz
-from ftrain.formats.tables.rows import (
+from ftrain.formats.tables import (
     MAX_LINE_BYTES,
     Progress,
     Row,
@@ -31,7 +32,15 @@ from ftrain.formats.tables.rows import (
     TableError,
     hide_progress,
 )
-from ftrain.storage import is_transient
+from ftrain.formats.text_tables import (
+    find_columns,
+    find_single,
+    read_csv,
+    read_jsonl,
+    write_csv,
+    write_jsonl,
+)
+from ftrain.storage import is_transient, replacing
 
 Kind = Literal["csv", "tsv", "jsonl", "npz", "records"]
 Compression = Literal["GZIP", "ZLIB"]
@@ -246,11 +255,8 @@ def _replace(target: Path) -> Iterator[Path]:
     with name_file(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
-        try:
+        with replacing(target, temporary):
             yield temporary
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _kind_of_name(path: Path) -> Kind | None:

@@ -1,14 +1,37 @@
-"""Compression of record files: none, GZIP or ZLIB, detected from the first bytes."""
+"""The encoding of record files: frames with checksums, and the compression around them.
+
+A frame is the length of the data as uint64, its masked CRC-32C, the data, and their masked CRC-32C.
+A whole file may be compressed with GZIP or ZLIB, which is detected from its first bytes.
+"""
 
 import os
 import stat
+import struct
 import zlib
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
-from ftrain.formats.records.framing import HEADER, parse_header
+import google_crc32c
+import numpy as np
+
+HEADER = struct.Struct("<QI")  # length of the data, masked checksum of those 8 bytes
+FOOTER = struct.Struct("<I")  # masked checksum of the data
+FRAME = HEADER.size + FOOTER.size  # bytes of a record besides its data
+
+# Sidecars store these texts, so changing them changes files on disk.
+HEADER_CUT = "its header is cut short"
+HEADER_WRONG = "the checksum of its length does not match"
+DATA_CUT = "its data are cut short"
+DATA_WRONG = "the checksum of its data does not match"
+TOO_LONG = (
+    "it has {length} bytes, more than max_record_bytes={limit}; "
+    "pass a larger limit if it is meant to be so long"
+)
+
+MAX_RECORD_BYTES = 1 << 28  # default limit: 256 MiB
 
 Compression = Literal["auto", "GZIP", "ZLIB"] | None
 WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
@@ -23,6 +46,132 @@ SUFFIXES: dict[str, Literal["GZIP", "ZLIB"]] = {
 _HEAD = 64  # bytes from which the compression is detected
 _PIECE = 1 << 16  # compressed bytes read at once
 _MAX_RATIO = 1032  # the most that deflate can compress
+
+
+class DamagedRecordError(ValueError):
+    """A damaged record: its file, number and offset, and what is wrong.
+
+    With `uncompressed` the offset counts bytes of the uncompressed data.
+    """
+
+    def __init__(
+        self, path: str | Path, number: int, offset: int, reason: str, *, uncompressed: bool = False
+    ):
+        note = " (the offset is that in the uncompressed data)" if uncompressed else ""
+        super().__init__(f"{path}: record {number} at byte {offset} is damaged: {reason}{note}")
+        self.path = Path(path)
+        self.number = number
+        self.offset = offset
+        self.reason = reason
+        self.uncompressed = uncompressed
+
+    # Lets the exception pass from one process to another with its attributes.
+    def __reduce__(self) -> tuple:
+        return (
+            _rebuild_error,
+            (self.path, self.number, self.offset, self.reason, self.uncompressed),
+            vars(self),
+        )
+
+
+def frame_record(data: bytes) -> bytes:
+    """Return `data` framed as one record."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, FOOTER.pack(masked_crc(length)), data, FOOTER.pack(masked_crc(data))))
+
+
+def parse_header(header: bytes) -> int | None:
+    """Return the length in a record's first 12 bytes; None if incomplete or damaged."""
+    if len(header) < HEADER.size:
+        return None
+    length, crc = HEADER.unpack(header)
+    return length if crc == masked_crc(header[:8]) else None
+
+
+def _rebuild_error(
+    path: Path, number: int, offset: int, reason: str, uncompressed: bool
+) -> DamagedRecordError:
+    return DamagedRecordError(path, number, offset, reason, uncompressed=uncompressed)
+
+
+def masked_crc(data: bytes) -> int:
+    """Return the masked CRC-32C of the data."""
+    return mask_crc(google_crc32c.value(data))
+
+
+def mask_crc(crc: int) -> int:
+    """Mask a CRC-32C, so that the checksum of data that contain checksums stays meaningful."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def mask_crcs(crcs: np.ndarray) -> np.ndarray:
+    """Return `mask_crc` of every uint32 in an array."""
+    return ((crcs >> 15) | (crcs << 17)) + np.uint32(0xA282EAD8)
+
+
+def masked_length_crcs(lengths: np.ndarray) -> np.ndarray:
+    """Return `masked_crc` of the 8 bytes of every uint64 in an array."""
+    zero, tables = _length_tables()
+    crcs = np.full(len(lengths), zero, np.uint32)
+    octets = lengths.astype("<u8").view(np.uint8).reshape(-1, 8)
+    # The tables have 0 for byte 0, so bytes above the largest length need no lookup.
+    for place in range((int(lengths.max(initial=0)).bit_length() + 7) // 8):
+        crcs ^= tables[place][octets[:, place]]
+    return mask_crcs(crcs)
+
+
+def shift_crc(crc: int, zeros: int) -> int:
+    """Return what `crc` of some data contributes to the CRC-32C of the data plus `zeros` bytes.
+
+    crc(a + b) == shift_crc(crc(a), len(b)) ^ crc(b). So the checksum of a part follows from those
+    of two prefixes.
+    """
+    power = 0
+    while zeros:
+        if zeros & 1:
+            first, second, third, fourth = _shift_tables(power)
+            crc = (
+                first[crc & 255]
+                ^ second[crc >> 8 & 255]
+                ^ third[crc >> 16 & 255]
+                ^ fourth[crc >> 24]
+            )
+        zeros >>= 1
+        power += 1
+    return crc
+
+
+@cache
+def _shift_tables(power: int) -> list[list[int]]:
+    """Return tables of the shift by 2**power bytes, for each of the four bytes of a checksum."""
+    if power == 0:
+        bits = [_shift_bits(1 << bit) for bit in range(32)]
+    else:
+        bits = [shift_crc(shift_crc(1 << bit, 1 << power - 1), 1 << power - 1) for bit in range(32)]
+    tables = []
+    for place in range(0, 32, 8):
+        table = [0]
+        for bit in bits[place : place + 8]:  # the shift is linear over bits
+            table += [bit ^ other for other in table]
+        tables.append(table)
+    return tables
+
+
+def _shift_bits(crc: int) -> int:
+    for _ in range(8):
+        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)  # the reversed polynomial
+    return crc
+
+
+@cache
+def _length_tables() -> tuple[int, np.ndarray]:
+    """Return the checksum of 8 zero bytes, and how each byte at each place changes it."""
+    zero = google_crc32c.value(bytes(8))
+    changes = [
+        [google_crc32c.value(struct.pack("<Q", b << 8 * n)) ^ zero for b in range(256)]
+        for n in range(8)
+    ]
+    return zero, np.array(changes, np.uint32)
 
 
 class StreamError(Exception):
