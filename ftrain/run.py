@@ -13,7 +13,7 @@ import optax
 
 from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.data import Piece, Pipeline
+from ftrain.data import Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
     CrashBundle,
@@ -45,6 +45,7 @@ from ftrain.training.compiled_step import axis_of
 from ftrain.training.consensus import LIMIT
 from ftrain.training.loss import LossFunction
 from ftrain.training.options import LoopOptions, check_options
+from ftrain.training.pieces import Piece
 from ftrain.training.record import CONFIG, Ingredients, RunMismatchError, RunRecord, set_aside
 from ftrain.training.state import Initial
 from ftrain.training.step import Step

@@ -73,7 +73,6 @@ ROOMS = {
         "MapSource",
         "MixSource",
         "Pad",
-        "Piece",
         "Pipeline",
         "Prefetcher",
         "RangeSource",
@@ -84,8 +83,6 @@ ROOMS = {
         "WindowSource",
         "example_lengths",
         "feed",
-        "feed_pieces",
-        "stack",
     },
     "formats": {
         "BytesList",

@@ -4,9 +4,8 @@ from ftrain.data.arrays import ArraySource
 from ftrain.data.batching import Buckets, Pad, example_lengths
 from ftrain.data.derived_sources import ConcatSource, FilterSource, MapSource, MixSource
 from ftrain.data.file_sources import ArrayRecordSource, RecordSource, TextSource
-from ftrain.data.pieces import Piece, stack
 from ftrain.data.pipeline import Pipeline, Stream
-from ftrain.data.prefetch import Prefetcher, feed, feed_pieces
+from ftrain.data.prefetch import Prefetcher, feed
 from ftrain.data.source import GrainSource, RangeSource, Source, WindowSource
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "MapSource",
     "MixSource",
     "Pad",
-    "Piece",
     "Pipeline",
     "Prefetcher",
     "RangeSource",
@@ -30,6 +28,4 @@ __all__ = [
     "WindowSource",
     "example_lengths",
     "feed",
-    "feed_pieces",
-    "stack",
 ]

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from ftrain.data import Pipeline, feed_pieces
+from ftrain.data import Pipeline
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import NAN_IF_UNKNOWN
+from ftrain.training.pieces import prefetch_pieces
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
 from ftrain.tree import Tree, named_leaves
@@ -139,7 +140,7 @@ def forward(
     if start == step - 1:
         return state
     deadline = time.monotonic() + limit
-    stream = feed_pieces(data, start, itertools.repeat(1), compiled.put)
+    stream = prefetch_pieces(data, start, itertools.repeat(1), compiled.put)
     try:
         for number in range(start + 1, step):
             state, metrics = compiled(state, next(stream), number)
