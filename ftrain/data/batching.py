@@ -1,4 +1,4 @@
-"""Batching: which examples form the batch of a step, and how features of unequal length are padded."""
+"""Batching: which examples form the batch of a step, and how their features are padded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Batching(Protocol):
     """The global batches by step, before they are divided among processes."""
 
     steps: int | None  # the number of batches; None if they never end
-    is_uniform: bool  # all batches have the same size and are padded alike
+    is_uniform: bool  # all batches have the same size and padding
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -27,7 +27,7 @@ class Batching(Protocol):
         ...
 
     def length(self, step: int) -> int | None:
-        """Return the padded length of features whose Pad gives none; None for the longest."""
+        """Return the padded length of features whose Pad has none; None for the longest."""
         ...
 
     def is_whole(self, count: int) -> bool:
@@ -44,7 +44,7 @@ class Consecutive:
         self._size = size
         self._total = None if epochs is None else epochs * len(source)
         self._ordering = Ordering(source, seed, shuffle, size)
-        self.steps = None if self._total is None else _count(self._total, size, last)
+        self.steps = None if self._total is None else _count_batches(self._total, size, last)
         self.is_uniform = self.steps is None or self._total == self.steps * size or last == "drop"
 
     def sizes(self, step: int, count: int) -> list[int]:
@@ -114,9 +114,9 @@ class Buckets:
 class Bucketed:
     """Batches of buckets. Each bucket is its own stream of epochs, cut into batches without gaps.
 
-    An epoch has the batches that are full by its end, in its own shuffled order. Examples left over
-    start the bucket's next batch, in a later epoch: a bucket with fewer examples than a batch fills
-    one every few epochs.
+    An epoch has the batches that are full by its end, in its own shuffled order. The remaining
+    examples start the bucket's next batch, in a later epoch: a bucket with fewer examples than a
+    batch fills one every few epochs.
     """
 
     is_uniform = False
@@ -139,9 +139,9 @@ class Bucketed:
             Ordering(range(max(count, 1)), _bucket_seed(seed, bucket), shuffle, size)
             for bucket, (count, size) in enumerate(zip(self._counts, self._sizes, strict=True))
         ]
-        left_over = [bucket for bucket in range(len(self._bounds)) if self._left_over(bucket)]
-        self._kept = left_over if last == "keep" else []
-        self.steps = None if epochs is None else self._before(epochs) + len(self._kept)
+        unfilled = [bucket for bucket in range(len(self._bounds)) if self._remainder(bucket)]
+        self._unfilled = unfilled if last == "keep" else []
+        self.steps = None if epochs is None else self._batches_before(epochs) + len(self._unfilled)
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -156,8 +156,8 @@ class Bucketed:
         return self._bounds[self._place(step)[0]]
 
     def is_whole(self, count: int) -> bool:
-        """Return True if all kept batches divide by `count`, provided that full ones do."""
-        return all(self._left_over(bucket) % count == 0 for bucket in self._kept)
+        """Return True if all last batches divide by `count`, provided that full ones do."""
+        return all(self._remainder(bucket) % count == 0 for bucket in self._unfilled)
 
     def _batch(self, step: int) -> np.ndarray:
         bucket, start, stop = self._place(step)
@@ -165,17 +165,20 @@ class Bucketed:
 
     def _place(self, step: int) -> tuple[int, int, int]:
         """Return the bucket of a step's batch, and its start and stop in the bucket's stream."""
-        full = None if self.steps is None else self.steps - len(self._kept)
+        full = None if self.steps is None else self.steps - len(self._unfilled)
         if full is not None and step >= full:
-            bucket = self._kept[step - full]
+            bucket = self._unfilled[step - full]
             stop = self._counts[bucket] * (self._epochs or 0)
-            return bucket, stop - self._left_over(bucket), stop
+            return bucket, stop - self._remainder(bucket), stop
         epoch = self._epoch(step)
-        firsts = self._batches(epoch)
+        firsts = self._batches_by_bucket(epoch)
         ends = np.cumsum(
-            [after - first for first, after in zip(firsts, self._batches(epoch + 1), strict=True)]
+            [
+                after - first
+                for first, after in zip(firsts, self._batches_by_bucket(epoch + 1), strict=True)
+            ]
         )
-        number = step - self._before(epoch)
+        number = step - self._batches_before(epoch)
         if self._shuffle:
             number = int(permute(np.array([number]), int(ends[-1]), (self._seed, epoch))[0])
         bucket = int(np.searchsorted(ends, number, "right"))
@@ -186,28 +189,28 @@ class Bucketed:
         """Return the epoch of a step: the last one with at most `step` batches before it."""
         low = 0
         high = 1
-        while self._before(high) <= step:
+        while self._batches_before(high) <= step:
             low = high
             high = 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            if self._before(middle) <= step:
+            if self._batches_before(middle) <= step:
                 low = middle
             else:
                 high = middle
         return low
 
-    def _before(self, epoch: int) -> int:
+    def _batches_before(self, epoch: int) -> int:
         """Return the number of batches before an epoch."""
-        return sum(self._batches(epoch))
+        return sum(self._batches_by_bucket(epoch))
 
-    def _batches(self, epoch: int) -> list[int]:
+    def _batches_by_bucket(self, epoch: int) -> list[int]:
         """Return how many batches each bucket has filled before an epoch."""
         return [
             epoch * count // size for count, size in zip(self._counts, self._sizes, strict=True)
         ]
 
-    def _left_over(self, bucket: int) -> int:
+    def _remainder(self, bucket: int) -> int:
         return (self._epochs or 0) * self._counts[bucket] % self._sizes[bucket]
 
 
@@ -215,7 +218,7 @@ def _bucket_seed(seed: int, bucket: int) -> int:
     return int(np.random.SeedSequence((seed, bucket)).generate_state(1)[0])
 
 
-def _count(examples: int, size: int, last: Last) -> int:
+def _count_batches(examples: int, size: int, last: Last) -> int:
     return -(-examples // size) if last == "keep" else examples // size
 
 

@@ -1,4 +1,4 @@
-"""Sources made from other sources: mapped, filtered, concatenated or mixed by weights."""
+"""Sources result from other sources: mapped, filtered, concatenated or mixed by weights."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ class MapSource:
     """The examples of a source changed by `function`, in the same number and order.
 
     The function gets whole batches, as a dict of arrays. It must treat each example alone, because
-    which examples come together depends on the reader. With `each` it gets one example at a time.
-    Random augmentation that differs between epochs belongs into the `transform` of a Pipeline.
+    the reader decides which examples are in a batch. With `each` it gets one example at a time.
+    Use the `transform` of a Pipeline for random augmentation that differs between epochs.
     """
 
     def __init__(self, source: Source, function: Callable[[Any], Any], *, each: bool = False):
@@ -54,13 +54,13 @@ class MapSource:
         batch = self.source.read(indices)
         name = name_of(self.function)
         if not self.each:
-            made = call(self.function, batch, place=lambda: f"a batch of {describe(self.source)}")
-            return check_batch(made, len(indices), name)
-        made = [
+            result = call(self.function, batch, place=lambda: f"a batch of {describe(self.source)}")
+            return check_batch(result, len(indices), name)
+        result = [
             call(self.function, example, place=functools.partial(where, self.source, int(index)))
             for example, index in zip(split_examples(batch), indices, strict=True)
         ]
-        return join_examples(made, name)
+        return join_examples(result, name)
 
 
 class FilterSource:
@@ -123,7 +123,7 @@ def call(function: Callable[..., Any], *arguments: Any, place: Callable[[], str]
 
 
 class ConcatSource:
-    """Sources one after the other; all must have features of the same names and dtypes."""
+    """Concatenated sources; all must have features of the same names and dtypes."""
 
     def __init__(self, sources: Sequence[Source]):
         self.sources = list(sources)
@@ -160,7 +160,7 @@ class ConcatSource:
         if len(batches) == 1:
             return batches[0]
         self._check_alike(chosen, batches)
-        # From the order of the parts back to that of the indices.
+        # Restore the order of the indices.
         back = np.argsort(np.concatenate(rows))
         return {name: _join([batch[name] for batch in batches])[back] for name in batches[0]}
 
@@ -172,9 +172,9 @@ class ConcatSource:
         first = batches[0] if batches else {}
         for part, other in zip(chosen[1:], batches[1:], strict=True):
             for name in first.keys() | other.keys():
-                found = _form(other, name)
-                expected = _form(first, name)
-                # Shapes may differ: padding comes later.
+                found = _describe_feature(other, name)
+                expected = _describe_feature(first, name)
+                # Shapes may differ: the pipeline pads them later.
                 dtypes = {form.partition("[")[0] for form in (found, expected)}
                 if len(dtypes) > 1 and ("nothing" in dtypes or "objects" not in dtypes):
                     raise ValueError(
@@ -185,11 +185,11 @@ class ConcatSource:
 
 
 class MixSource(ConcatSource):
-    """Sources mixed by weights; each runs through its own epochs as fast as its weight asks for.
+    """Sources mixed by weights; each repeats its own epochs at a rate in proportion to its weight.
 
     Of every 10,000 draws each source gets its share, rounded to whole draws, at least one. The seed
-    chooses which draws those are, even if the sources themselves are not shuffled. An epoch of the
-    mixture has as many draws as all sources have examples.
+    chooses which draws those are, even if the sources themselves are not shuffled. The number of
+    draws in an epoch of the mixture is the number of examples in all sources.
     """
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
@@ -225,7 +225,7 @@ class MixSource(ConcatSource):
     def _check_parts(self) -> None:
         for source in self.sources:
             if not len(source):
-                raise ValueError(f"{describe(source)} has no examples to mix in")
+                raise ValueError(f"{describe(source)} has no examples to mix")
 
 
 @functools.lru_cache(maxsize=8)
@@ -249,7 +249,7 @@ def _quotas(weights: np.ndarray) -> np.ndarray:
     return quotas
 
 
-def _form(batch: Batch, name: str) -> str:
+def _describe_feature(batch: Batch, name: str) -> str:
     if name not in batch:
         return "nothing"
     array = batch[name]

@@ -44,7 +44,7 @@ class RecordSource:
 
     Args:
       files: a path, a pattern, or several.
-      spec: the features of each record, an Example; None gives the raw bytes as feature "record".
+      spec: the features of each record, an Example; None for the raw bytes as feature "record".
       sequence: the feature lists of SequenceExamples; `spec` then describes their context.
       on_damage: "raise" when a damaged record is read, or "skip": read all records once, leave out
         damaged ones and list them in `damages`.
@@ -84,15 +84,15 @@ class RecordSource:
             self._warn_if_misspelt(spec)
 
     @property
-    def damages(self) -> list[Any]:
-        """The records that were left out, as errors that were not raised."""
+    def damages(self) -> list[DamagedRecordError]:
+        """The damaged records that were left out, as errors."""
         return self.files.damages
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __repr__(self) -> str:
-        return f"RecordSource({_names(self.files.paths)})"
+        return f"RecordSource({_describe_paths(self.files.paths)})"
 
     def where(self, index: int) -> str:
         """Return the file and the number of a record for messages."""
@@ -138,7 +138,7 @@ class ArrayRecordSource:
         return int(self._starts[-1])
 
     def __repr__(self) -> str:
-        return f"ArrayRecordSource({_names(self.paths)})"
+        return f"ArrayRecordSource({_describe_paths(self.paths)})"
 
     def where(self, index: int) -> str:
         """Return the file and the number of a record for messages."""
@@ -188,7 +188,7 @@ class _Decoder:
         for mapping in (spec, sequence):
             if mapping is not None and not isinstance(mapping, Mapping):
                 raise TypeError(
-                    f"a spec maps names to Fixed(...), Ragged(...) and so on, got {mapping!r}"
+                    f"a spec maps names to Fixed(...), Ragged(...) or other entries, got {mapping!r}"
                 )
         for name, entry in [*(spec or {}).items(), *(sequence or {}).items()]:
             _check_independent(name, entry)
@@ -208,11 +208,9 @@ class _Decoder:
                 records, self._spec or {}, self._sequence, where=where
             )
             return context | lists
-        return (
-            {"record": as_objects(records)}
-            if self._spec is None
-            else self._parser(records, where=where)
-        )
+        if self._spec is None:
+            return {"record": as_objects(records)}
+        return self._parser(records, where=where)
 
 
 def _check_outputs(spec: Spec, sequence: Lists) -> None:
@@ -221,7 +219,7 @@ def _check_outputs(spec: Spec, sequence: Lists) -> None:
     twice = [output for output in made if made.count(output) > 1]
     if twice:
         raise ValueError(
-            f"spec and sequence both give {twice[0]}; give lengths another name, or leave one out"
+            f"spec and sequence both make {twice[0]}; rename its lengths, or remove one of them"
         )
 
 
@@ -230,7 +228,7 @@ def _check_independent(name: str, entry: Any) -> None:
     lacks_length = isinstance(entry, Padded | Steps) and entry.length is None
     if lacks_length or (isinstance(entry, Ragged) and entry.flat):
         raise ValueError(
-            f"{name}: {entry} depends on which records are read together; give it a length, "
+            f"{name}: {entry} depends on which records are read together; set its length, "
             f"or let the pipeline pad: Ragged here, and Pipeline(..., pad={{{name!r}: Pad()}})"
         )
 
@@ -244,7 +242,7 @@ def _open_reader(reader: Any, path: Path, options: str) -> Any:
     return opened
 
 
-def _names(paths: Sequence[Path]) -> str:
+def _describe_paths(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
@@ -278,12 +276,7 @@ class TextSource:
         return int(self._starts[-1])
 
     def __repr__(self) -> str:
-        first = self.paths[0]
-        return (
-            f"TextSource({first})"
-            if len(self.paths) == 1
-            else f"TextSource({first} and {len(self.paths) - 1} more)"
-        )
+        return f"TextSource({_describe_paths(self.paths)})"
 
     def where(self, index: int) -> str:
         """Return the file and the number of a line for messages."""
@@ -315,11 +308,9 @@ class TextSource:
         return int(np.searchsorted(self._starts, index, "right")) - 1
 
     def _bytes(self, number: int, start: int, end: int) -> bytes:
-        return (
-            self._maps.get(self.paths[number], *self._marks[number])[start:end]
-            if end > start
-            else b""
-        )
+        if end <= start:  # an empty file has no map
+            return b""
+        return self._maps.get(self.paths[number], *self._marks[number])[start:end]
 
 
 def _find_lines(path: Path, skip_empty: bool) -> np.ndarray:
@@ -333,10 +324,7 @@ def _find_lines(path: Path, skip_empty: bool) -> np.ndarray:
     if len(data) and data[-1] != ord("\n"):
         ends = np.append(ends, len(data))
     starts = np.concatenate([np.zeros(min(len(ends), 1), np.int64), ends[:-1] + 1])
-    has_return = (
-        (ends > starts) & (data[np.maximum(ends, 1) - 1] == ord("\r"))
-        if len(ends)
-        else np.empty(0, bool)
-    )
-    lines = np.stack([starts, ends - has_return], axis=1)
+    if len(ends):  # a carriage return is part of the line end
+        ends -= (ends > starts) & (data[np.maximum(ends, 1) - 1] == ord("\r"))
+    lines = np.stack([starts, ends], axis=1)
     return lines[lines[:, 1] > lines[:, 0]] if skip_empty else lines

@@ -43,7 +43,7 @@ class Pipeline:
     """Batches of a source, each a pure function of the seed and the step.
 
     Every epoch has its own permutation, and epochs follow each other without a gap: no example is
-    dropped, every batch is full. Process `shard_index` of `shard_count` gets its slice of the same
+    dropped, and every batch is full. Process `shard_index` of `shard_count` gets its slice of the
     global batch. So the examples of a step do not depend on the number of processes, threads or
     worker processes that load them.
 
@@ -108,7 +108,7 @@ class Pipeline:
         self._check_shards(buckets)
         has_lengths = all(pad.length is not None for pad in self.pad.values())
         self.is_uniform: bool = self._batching.is_uniform and has_lengths
-        self.has_several_shapes = not self._batching.is_uniform  # by the user's choice
+        self.has_several_shapes = not self._batching.is_uniform  # the user asked for it
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches from step 0 on; `feed` prefetches and starts at any step."""
@@ -268,22 +268,22 @@ class Pipeline:
             )
         if not self._batching.is_whole(count):
             raise ValueError(
-                f"last='keep' leaves batches that do not divide over {count} processes; use 'drop'"
+                f"last='keep' makes batches that do not divide over {count} processes; use last='drop'"
             )
 
 
 class Stream:
     """Batches of the examples, dicts of values, of a generator, a socket or a grain IterDataset.
 
-    It lacks the guarantees of a Pipeline. A resumed run continues with whatever the iterable yields
-    next (or with its beginning, if the iterable restarts), so it differs from an uninterrupted one,
-    and no step can be replayed. Examples are shuffled only within a buffer. Each process must get
-    its own examples.
+    It lacks the guarantees of a Pipeline. A resumed run continues with the next example that the
+    iterable yields, or its first if the iterable restarts. So the run differs from an uninterrupted
+    one, and no step can be replayed. Examples are shuffled only within a buffer. Each process must
+    get its own examples.
 
     Args:
-      shuffle_buffer: number of buffered examples, of which a random one comes next; 0 keeps the
+      shuffle_buffer: number of buffered examples, from which a random one is taken; 0 keeps the
         order.
-      seed: of that choice.
+      seed: of the shuffling.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ from ftrain.storage import is_transient, replacing
 Kind = Literal["csv", "tsv", "jsonl", "npz", "records"]
 Compression = Literal["GZIP", "ZLIB"]
 
-_KNOWN = "known are .csv, .tsv, .jsonl, .npz, and .tfrecord, also followed by .gz or .zlib"
+_KNOWN = "known suffixes are .csv, .tsv, .jsonl, .npz, and .tfrecord, also followed by .gz or .zlib"
 _TABLES: dict[str, Kind] = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -62,7 +62,7 @@ def target_kind(path: Path) -> Kind:
     """Return the kind of a file to write, by its suffix."""
     kind = _kind_of_name(path)
     if kind is None:
-        raise TableError(f"{path}: its suffix gives no kind of file; {_KNOWN}")
+        raise TableError(f"{path}: its suffix is unknown; {_KNOWN}")
     return kind
 
 
@@ -71,7 +71,7 @@ def source_kind(path: Path) -> Kind:
     kind = _kind_of_name(path) or ("records" if _starts_with_record(path) else None)
     if kind is None:
         raise TableError(
-            f"{path}: neither its suffix nor its first bytes give a kind of file; {_KNOWN}"
+            f"{path}: its suffix is unknown, and it does not begin with a record; {_KNOWN}"
         )
     return kind
 
@@ -89,7 +89,7 @@ def plain_name(path: Path) -> Path:
 
 def shard_pattern(target: Path) -> re.Pattern:
     """Return a pattern of the file names of `target`, sharded or not."""
-    # The number of a shard stands before the suffixes, wherever those may start.
+    # The number of a shard is before the suffixes, which may start at any dot.
     parts = (re.escape(part) for part in target.name.split("."))
     return re.compile(r"(-\d{5,}(-of-\d{5,})?)?\.".join(parts))
 
@@ -105,7 +105,7 @@ def to_records(
     limit: int | None = None,
     show: ShowProgress = hide_progress,
 ) -> tuple[int, list[Path]]:
-    """Write tables, or records unchanged, as records; return their number and the files.
+    """Convert tables to records, or copy records; return their number and the files.
 
     `limit` is the maximum size in bytes of a record, a row or a line; None is the default of the
     kind. FileExistsError if the target exists and `overwrite` is False.
@@ -172,7 +172,7 @@ def follow_records(
     max_record_bytes: int | None = None,
 ) -> Iterator[bytes]:
     """Yield every record of a file as `read_records` does, and report the progress."""
-    # How many bytes of a compressed file a record takes is unknown: it counts when it ends.
+    # A compressed file counts when it ends: the bytes of one record are unknown.
     share = 0 if detect_compression(path) else 1
     limit = max_record_bytes or MAX_RECORD_BYTES
     records = read_records(
@@ -184,7 +184,7 @@ def follow_records(
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Name the file in errors of the operating system that lack it, such as a full disk."""
+    """Add the file to errors of the operating system without one, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -224,13 +224,13 @@ def _read_bytes(
 def _read_examples(
     paths: Sequence[Path], verb: str, limit: int | None, show: ShowProgress
 ) -> Iterator[Row]:
-    """Yield every record of files as its features; refuse records that are not Examples."""
+    """Yield the features of every record; TableError for records that are not Examples."""
     for where, record in _read_bytes(paths, verb, limit, show):
         kind = record_kind(record)
         if kind != "example":
             found = "is a SequenceExample" if kind == "sequence" else "is not an Example"
             raise TableError(
-                f"{where} {found}, and only Examples become tables; .tfrecord keeps it as it is"
+                f"{where} {found}, and only Examples can be converted to tables; use .tfrecord"
             )
         yield Row(where, decode_example(record))
 
@@ -251,7 +251,7 @@ def _delimiter(kind: Kind) -> str:
 
 @contextmanager
 def _replace(target: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `target`; the file replaces it once it is complete."""
+    """Yield a temporary name; the file there replaces `target` once it is complete."""
     with name_file(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")

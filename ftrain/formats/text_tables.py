@@ -30,12 +30,12 @@ from ftrain.formats.tables import (
     read_lines,
 )
 
-_MAX_SPARSITY = 1000  # cells of a table for each value in it
-_SMALL = 1 << 24  # cells that need no check of the sparsity
-# 007 is a name: as an integer it would be written back as 7.
+_MAX_SPARSITY = 1000  # cells per value of a table
+_SMALL = 1 << 24  # cells; smaller tables may have any sparsity
+# 007 is text: an integer would be written back as 7.
 _INTEGER = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
-_PADDED = re.compile(r"\s*[+-]?0[0-9].*")
-# There is only one way to match digits: with two, the time would be quadratic.
+_ZERO_PADDED = re.compile(r"\s*[+-]?0[0-9].*")
+# The pattern matches digits in one way only: with two ways the time would be quadratic.
 _NUMBER = re.compile(
     r"\s*[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)\s*", re.IGNORECASE
 )
@@ -53,20 +53,22 @@ def read_csv(
     A first pass finds the kinds of the columns.
     """
     kinds = ColumnKinds()
-    names = {path: _names(path, delimiter, max_row_bytes, show) for path in paths}
+    names = {path: _read_names(path, delimiter, max_row_bytes, show) for path in paths}
     _check_same_names(names, paths)
     with show("scanning", paths) as progress:
         for path in paths:
-            for where, cells in _cells(progress, path, delimiter, max_row_bytes):
+            for where, cells in _read_cells(progress, path, delimiter, max_row_bytes):
                 for name, cell in zip(names[path], cells, strict=True):
-                    _learn(kinds, name, cell, where)
+                    _update_kind(kinds, name, cell, where)
     kinds.check()
     with show("converting", paths) as progress:
         for path in paths:
-            for where, cells in _cells(progress, path, delimiter, max_row_bytes):
+            for where, cells in _read_cells(progress, path, delimiter, max_row_bytes):
                 named = zip(names[path], cells, strict=True)
                 features = {
-                    name: _value(kinds.get(name), cell, name, where) for name, cell in named if cell
+                    name: _parse_cell(kinds.get(name), cell, name, where)
+                    for name, cell in named
+                    if cell
                 }
                 yield Row(where, features)
 
@@ -76,45 +78,45 @@ def write_csv(path: Path, names: Sequence[str], rows: Iterator[Row], delimiter: 
     count = 0
     with open(path, "x", encoding="utf-8", newline="") as file:
         plain = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        # The plain one does not quote a carriage return, which would end the line.
+        # The plain writer does not quote a carriage return, which would end the line.
         quoting = csv.writer(file, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
         header = list(names)
         (quoting if any("\r" in name for name in header) else plain).writerow(header)
         for where, features in rows:
-            cells = [_cell(features.get(name), name, where) for name in names]
+            cells = [_format_cell(features.get(name), name, where) for name in names]
             (quoting if any("\r" in cell for cell in cells) else plain).writerow(cells)
             count += 1
     return count
 
 
 def find_columns(rows: Iterable[Row]) -> list[str]:
-    """Return the sorted names of all features; refuse a feature that does not fit into a cell."""
+    """Return the sorted names of all features; TableError if one has several values in a row."""
     names: set[str] = set()
     count = 0
-    values_in_all = 0
+    value_count = 0
     for where, features in rows:
         names |= features.keys()
         count += 1
-        values_in_all += len(features)
+        value_count += len(features)
         for name, values in features.items():
             if values is not None and len(values) > 1:
                 raise TableError(
                     f"{where}: feature {name} has {len(values):,} values, and a cell holds one; "
                     "write .jsonl or .npz instead"
                 )
-    if count * len(names) > _SMALL + _MAX_SPARSITY * values_in_all:
+    if count * len(names) > _SMALL + _MAX_SPARSITY * value_count:
         raise TableError(
             f"a table of {count:,} rows of {len(names):,} columns would be nearly empty, "
-            f"with {values_in_all:,} values; write .jsonl"
+            f"with {value_count:,} values; write .jsonl"
         )
     return sorted(names)
 
 
-def _cells(
+def _read_cells(
     progress: Progress, path: Path, delimiter: str, limit: int
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the place and the cells of every row but the first."""
-    rows = _rows(progress, path, delimiter, limit)
+    rows = _read_rows(progress, path, delimiter, limit)
     _, header = next(rows)
     for where, cells in rows:
         if len(cells) != len(header):
@@ -125,7 +127,7 @@ def _cells(
         yield where, cells
 
 
-def _rows(
+def _read_rows(
     progress: Progress, path: Path, delimiter: str, limit: int
 ) -> Iterator[tuple[str, list[str]]]:
     earlier = csv.field_size_limit(limit)
@@ -166,9 +168,9 @@ def _check_same_names(names: Mapping[Path, list[str]], paths: Sequence[Path]) ->
             )
 
 
-def _names(path: Path, delimiter: str, limit: int, show: ShowProgress) -> list[str]:
+def _read_names(path: Path, delimiter: str, limit: int, show: ShowProgress) -> list[str]:
     with show("scanning", [path]) as progress:
-        where, names = next(_rows(progress, path, delimiter, limit), ("", []))
+        where, names = next(_read_rows(progress, path, delimiter, limit), ("", []))
     if not names:
         raise TableError(f"{path} is empty, expected a first line with the names of the columns")
     earlier: set[str] = set()
@@ -184,20 +186,20 @@ def _names(path: Path, delimiter: str, limit: int, show: ShowProgress) -> list[s
     return names
 
 
-def _learn(kinds: ColumnKinds, name: str, cell: str, where: str) -> None:
+def _update_kind(kinds: ColumnKinds, name: str, cell: str, where: str) -> None:
     known = kinds.get(name)
     if not cell or known == "bytes":
         return
     if known != "float" and _INTEGER.fullmatch(cell):
         kinds.set(name, "int64")
         if len(cell) > 18:
-            kinds.note_range(name, [_integer(cell, name, where)], where)
+            kinds.note_range(name, [_parse_integer(cell, name, where)], where)
     else:
-        is_number = _NUMBER.fullmatch(cell) and not _PADDED.fullmatch(cell)
+        is_number = _NUMBER.fullmatch(cell) and not _ZERO_PADDED.fullmatch(cell)
         kinds.set(name, "float" if is_number else "bytes")
 
 
-def _integer(cell: str, name: str, where: str) -> int:
+def _parse_integer(cell: str, name: str, where: str) -> int:
     try:
         return int(cell)
     except ValueError:  # Python limits the number of digits
@@ -206,7 +208,7 @@ def _integer(cell: str, name: str, where: str) -> int:
         ) from None
 
 
-def _value(kind: str | None, cell: str, name: str, where: str) -> int | bytes | np.ndarray:
+def _parse_cell(kind: str | None, cell: str, name: str, where: str) -> int | bytes | np.ndarray:
     if kind == "int64":
         return int(cell)
     if kind != "float":
@@ -216,7 +218,7 @@ def _value(kind: str | None, cell: str, name: str, where: str) -> int | bytes | 
     return as_floats(value, name, where)
 
 
-def _cell(values: np.ndarray | None, name: str, where: str) -> str:
+def _format_cell(values: np.ndarray | None, name: str, where: str) -> str:
     if values is None or not len(values):
         return ""
     value = values[0]
@@ -240,15 +242,15 @@ def read_jsonl(
     A first pass finds the kind of each feature.
     """
     kinds = ColumnKinds()
-    for where, features in _flat_rows("scanning", paths, max_line_bytes, show):
+    for where, features in _read_flat_rows("scanning", paths, max_line_bytes, show):
         for name, values in features.items():
-            kind = _kind(values, name, where)
+            kind = _kind_of_values(values, name, where)
             if kind:
                 kinds.join(name, kind, where)
             if kind == "int64":
                 kinds.note_range(name, values, where)
     kinds.check()
-    for where, features in _flat_rows("converting", paths, max_line_bytes, show):
+    for where, features in _read_flat_rows("converting", paths, max_line_bytes, show):
         named = features.items()
         yield Row(
             where, {name: _as_array(kinds.get(name), values, name, where) for name, values in named}
@@ -260,7 +262,9 @@ def write_jsonl(path: Path, single: set[str], rows: Iterator[Row]) -> int:
     count = 0
     with open(path, "x", encoding="utf-8", newline="\n") as file:
         for _, features in rows:
-            line = {name: _as_json(values, name in single) for name, values in features.items()}
+            line = {
+                name: _format_values(values, name in single) for name, values in features.items()
+            }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             count += 1
     return count
@@ -276,32 +280,34 @@ def find_single(rows: Iterable[Row]) -> set[str]:
     return single - several
 
 
-def _flat_rows(verb: str, paths: Sequence[Path], limit: int, show: ShowProgress) -> Iterator[Row]:
+def _read_flat_rows(
+    verb: str, paths: Sequence[Path], limit: int, show: ShowProgress
+) -> Iterator[Row]:
     """Yield every line, with the values of each feature in a flat list; null is left out."""
     with show(verb, paths) as progress:
         for path in paths:
             for number, line in enumerate(read_lines(progress, path, limit), start=1):
                 if line.strip():
                     where = f"{path}: line {number}"
-                    yield Row(where, _features(line, where))
+                    yield Row(where, _parse_features(line, where))
 
 
-def _features(line: str, where: str) -> dict[str, list[Any]]:
+def _parse_features(line: str, where: str) -> dict[str, list[Any]]:
     try:
-        named = _parse(line, where).items()
+        named = _parse_object(line, where).items()
         return {name: _flatten(value, name, where) for name, value in named if value is not None}
     except RecursionError:
         raise TableError(f"{where} has lists that are nested too deeply") from None
 
 
-def _parse(line: str, where: str) -> dict[str, Any]:
+def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
         raise TableError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
     except ValueError:
         raise TableError(
-            f"{where} has a number of too many digits; write it as a float, such as 1e20"
+            f"{where} has a number with too many digits; write it as a float, for example 1e20"
         ) from None
     if not isinstance(found, dict):
         raise TableError(
@@ -313,23 +319,23 @@ def _parse(line: str, where: str) -> dict[str, Any]:
 def _flatten(value: Any, name: str, where: str) -> list[Any]:
     """Return the values of nested lists, flattened; the lists must have one shape."""
     if not isinstance(value, list):
-        return [_scalar(value, name, where)]
+        return [_parse_scalar(value, name, where)]
     if value and set(map(type, value)) <= {int, float, bool}:
         return value
     flat: list[Any] = []
-    _append(value, flat, name, where)
+    _append_flat(value, flat, name, where)
     return flat
 
 
-def _append(value: Any, flat: list[Any], name: str, where: str) -> tuple[int, ...]:
+def _append_flat(value: Any, flat: list[Any], name: str, where: str) -> tuple[int, ...]:
     """Append the values of nested lists, each of them once, and return their shape."""
     if not isinstance(value, list):
-        flat.append(_scalar(value, name, where))
+        flat.append(_parse_scalar(value, name, where))
         return ()
     if value and set(map(type, value)) <= {int, float, bool}:
         flat += value
         return (len(value),)
-    shapes = {_append(part, flat, name, where) for part in value}
+    shapes = {_append_flat(part, flat, name, where) for part in value}
     if len(shapes) > 1:
         raise TableError(
             f"{where}: feature {name} has lists of different lengths in a list; "
@@ -338,7 +344,7 @@ def _append(value: Any, flat: list[Any], name: str, where: str) -> tuple[int, ..
     return (len(value), *(shapes.pop() if shapes else ()))
 
 
-def _scalar(value: Any, name: str, where: str) -> int | float | bytes:
+def _parse_scalar(value: Any, name: str, where: str) -> int | float | bytes:
     if isinstance(value, bool | int | float):
         return value
     try:
@@ -355,13 +361,11 @@ def _scalar(value: Any, name: str, where: str) -> int | float | bytes:
     )
 
 
-def _kind(values: Sequence[Any], name: str, where: str) -> str | None:
+def _kind_of_values(values: Sequence[Any], name: str, where: str) -> str | None:
     """Return the kind of flat values; None if the list is empty."""
     kinds = {_JSON_KINDS[kind] for kind in set(map(type, values))}
     if "bytes" in kinds and len(kinds) > 1:
-        raise TableError(
-            f"{where}: feature {name} has text and numbers in one list; give them two names"
-        )
+        raise TableError(f"{where}: feature {name} has text and numbers in one list; use two names")
     return "float" if "float" in kinds else next(iter(kinds), None)
 
 
@@ -378,18 +382,20 @@ def _as_array(kind: str | None, values: list[Any], name: str, where: str) -> np.
     return array
 
 
-def _as_json(values: np.ndarray | None, single: bool) -> Any:
+def _format_values(values: np.ndarray | None, single: bool) -> Any:
     if values is None:
         return []
     if values.dtype.kind == "f":
         # Via text, because float32 has shorter decimals than the same value as float64.
         items = [float(text) for text in values.astype("U32").tolist()]
     else:
-        items = [_text(item) if isinstance(item, bytes) else item for item in values.tolist()]
+        items = [
+            _format_bytes(item) if isinstance(item, bytes) else item for item in values.tolist()
+        ]
     return items[0] if single else items
 
 
-def _text(value: bytes) -> str | dict[str, str]:
+def _format_bytes(value: bytes) -> str | dict[str, str]:
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -91,15 +91,15 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield keys and values of a whole file in the order of the keys, checksums verified."""
     last_key = None
     last_end = 0
-    for _, value in _entries(_block(data, *_index_handle(data))):
-        offset, size = _handle(value)
-        # Increasing offsets and keys keep the work linear in the size of the file.
+    for _, value in _read_entries(_read_block(data, *_parse_footer(data))):
+        offset, size = _parse_handle(value)
+        # With increasing offsets and keys the work is linear in the size of the file.
         if offset < last_end:
             raise DamagedTableError(
                 f"the block at byte {offset} starts before byte {last_end}, the end of another"
             )
         last_end = offset + size + _TRAILER.size
-        for entry in _entries(_block(data, offset, size)):
+        for entry in _read_entries(_read_block(data, offset, size)):
             if last_key is not None and entry[0] <= last_key:
                 raise DamagedTableError(
                     f"key {entry[0]!r} follows {last_key!r}, "
@@ -123,7 +123,7 @@ def read_varint(data: bytes, at: int, bits: int = 64) -> tuple[int, int]:
     raise DamagedTableError(f"a number before byte {at} has more than {bits} bits")
 
 
-def _index_handle(data: bytes) -> tuple[int, int]:
+def _parse_footer(data: bytes) -> tuple[int, int]:
     if len(data) < _FOOTER_SIZE:
         raise DamagedTableError(f"it has {len(data)} bytes, a table has at least {_FOOTER_SIZE}")
     footer = data[-_FOOTER_SIZE:]
@@ -134,16 +134,16 @@ def _index_handle(data: bytes) -> tuple[int, int]:
     # The first handle is that of the metaindex, which TensorFlow leaves empty.
     _, at = read_varint(footer, 0)
     _, at = read_varint(footer, at)
-    return _handle(footer[at : -len(_MAGIC)])
+    return _parse_handle(footer[at : -len(_MAGIC)])
 
 
-def _handle(value: bytes) -> tuple[int, int]:
+def _parse_handle(value: bytes) -> tuple[int, int]:
     offset, at = read_varint(value, 0)
     size, _ = read_varint(value, at)
     return offset, size
 
 
-def _block(data: bytes, offset: int, size: int) -> bytes:
+def _read_block(data: bytes, offset: int, size: int) -> bytes:
     end = offset + size
     limit = len(data) - _FOOTER_SIZE
     if end + _TRAILER.size > limit:
@@ -167,7 +167,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     return data[offset:end]
 
 
-def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _read_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     # The restart points at the end serve binary search; only their start matters here.
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 - 4 * restarts
@@ -197,7 +197,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield key, block[at - length : at]
 
 
-class Entry(NamedTuple):
+class BundleEntry(NamedTuple):
     """The entry of one tensor or slice in the index."""
 
     shape: tuple[int, ...]
@@ -205,14 +205,14 @@ class Entry(NamedTuple):
     proto: Any  # the rest: the place of the bytes, or the list of slices
 
     @classmethod
-    def parse(cls, key: bytes, value: bytes) -> "Entry":
+    def parse(cls, key: bytes, value: bytes) -> "BundleEntry":
         """Parse the value of a key; ValueError if it is damaged."""
         try:
             proto = parse_message("BundleEntryProto", value)
             dtype = (
                 _DTYPES[proto.dtype] if 0 <= proto.dtype < len(_DTYPES) else f"dtype {proto.dtype}"
             )
-            return cls(_checked_shape(proto.shape), dtype, proto)
+            return cls(_parse_shape(proto.shape), dtype, proto)
         except ValueError as error:
             raise ValueError(f"key {key!r}: {error}") from None
 
@@ -241,7 +241,9 @@ class Entry(NamedTuple):
 @functools.cache
 def message_class(name: str) -> Any:
     """Return the class of one of TensorFlow's messages, with the fields used here."""
-    return message_factory.GetMessageClass(_make_pool().FindMessageTypeByName(f"tensorflow.{name}"))
+    return message_factory.GetMessageClass(
+        _make_message_pool().FindMessageTypeByName(f"tensorflow.{name}")
+    )
 
 
 def parse_message(name: str, data: bytes) -> Any:
@@ -274,9 +276,9 @@ def slice_key(name: str, part: Any) -> bytes:
         (extent.start, extent.length if extent.HasField("length") else -1) for extent in part.extent
     ]
     extents = b"".join(
-        _ordered_signed(start) + _ordered_signed(length) for start, length in numbers
+        _encode_ordered_signed(start) + _encode_ordered_signed(length) for start, length in numbers
     )
-    return _ordered(0) + escaped + b"\0\1" + _ordered(len(numbers)) + extents
+    return _encode_ordered(0) + escaped + b"\0\1" + _encode_ordered(len(numbers)) + extents
 
 
 def check_tiling(shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
@@ -307,7 +309,7 @@ def check_tiling(shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
 def object_keys(data: bytes) -> dict[str, str]:
     """Return the path of each saved value in an object graph, and its key in the checkpoint."""
     nodes = parse_message("TrackableObjectGraph", data).nodes
-    join = _Joiner(max(_MAX_PATH_EXPANSION * len(data), _SMALL))
+    join = _PathJoiner(max(_MAX_PATH_EXPANSION * len(data), _SMALL))
     paths = _child_paths(nodes, join)
     keys = {}
     for node, path in (paths | _slot_paths(nodes, paths, join)).items():
@@ -315,35 +317,35 @@ def object_keys(data: bytes) -> dict[str, str]:
             name = path if attribute.name == "VARIABLE_VALUE" else join(path, attribute.name)
             if name in keys:
                 both = f"{keys[name]!r} and {attribute.checkpoint_key!r}"
-                raise ValueError(f"keys {both} are both of an object {name!r}; read them by key")
+                raise ValueError(f"keys {both} belong to one object {name!r}; read them by key")
             keys[name] = attribute.checkpoint_key
     return keys
 
 
-def _checked_shape(proto: Any) -> tuple[int, ...]:
+def _parse_shape(proto: Any) -> tuple[int, ...]:
     shape = tuple(dim.size for dim in proto.dim)
     if proto.unknown_rank or len(shape) > _MAX_RANK or any(size < 0 for size in shape):
         found = "unknown" if proto.unknown_rank else shape
         raise ValueError(f"its shape is {found}, expected up to {_MAX_RANK} sizes")
-    # numpy refuses large dimensions even beside an empty one.
+    # numpy rejects large dimensions even if another one is 0.
     if math.prod(max(size, 1) for size in shape) >= _MAX_ELEMENTS:
         raise ValueError(f"its shape is {shape}, too large for any memory")
     return shape
 
 
-def _ordered(number: int) -> bytes:
+def _encode_ordered(number: int) -> bytes:
     size = (number.bit_length() + 7) // 8
     return bytes([size]) + number.to_bytes(size, "big")
 
 
-def _ordered_signed(number: int) -> bytes:
+def _encode_ordered_signed(number: int) -> bytes:
     # Of n bytes the first n bits encode sign and length: ones from 0 on, zeros below.
     size = (~number if number < 0 else number).bit_length() // 7 + 1
     bits = number & ((1 << 8 * size) - 1)
     return (bits ^ ((1 << size) - 1 << 7 * size)).to_bytes(size, "big")
 
 
-class _Joiner:
+class _PathJoiner:
     """Joins names to paths, up to a total length: a small file can hold a chain of long paths."""
 
     def __init__(self, limit: int):
@@ -357,38 +359,38 @@ class _Joiner:
         return path
 
 
-def _child_paths(nodes: Sequence[Any], join: _Joiner) -> dict[int, str]:
+def _child_paths(nodes: Sequence[Any], join: _PathJoiner) -> dict[int, str]:
     # Breadth first, so that each object gets its shortest path, and cycles end.
     paths = {0: ""} if nodes else {}
     waiting = deque(paths)
     while waiting:
         parent = waiting.popleft()
         for child in nodes[parent].children:
-            if _checked_node(child.node_id, nodes) not in paths:
+            if _check_node(child.node_id, nodes) not in paths:
                 paths[child.node_id] = join(paths[parent], child.local_name)
                 waiting.append(child.node_id)
     return paths
 
 
-def _slot_paths(nodes: Sequence[Any], paths: dict[int, str], join: _Joiner) -> dict[int, str]:
+def _slot_paths(nodes: Sequence[Any], paths: dict[int, str], join: _PathJoiner) -> dict[int, str]:
     slots = {}
     for optimizer, path in paths.items():
         for slot in nodes[optimizer].slot_variables:
-            variable = _checked_node(slot.original_variable_node_id, nodes)
+            variable = _check_node(slot.original_variable_node_id, nodes)
             if variable in paths:
-                slot_node = _checked_node(slot.slot_variable_node_id, nodes)
+                slot_node = _check_node(slot.slot_variable_node_id, nodes)
                 slots[slot_node] = join(paths[variable], path, slot.slot_name)
     return slots
 
 
-def _checked_node(node: int, nodes: Sequence[Any]) -> int:
+def _check_node(node: int, nodes: Sequence[Any]) -> int:
     if not 0 <= node < len(nodes):
-        raise ValueError(f"it refers to object {node}, and there are {len(nodes)}, counted from 0")
+        raise ValueError(f"it refers to object {node}, expected less than {len(nodes)}")
     return node
 
 
 @functools.cache
-def _make_pool() -> descriptor_pool.DescriptorPool:
+def _make_message_pool() -> descriptor_pool.DescriptorPool:
     # A separate pool does not collide with TensorFlow's or TensorBoard's in the same process.
     file = descriptor_pb2.FileDescriptorProto(
         name="tensor_bundle.proto", package="tensorflow", syntax="proto3"

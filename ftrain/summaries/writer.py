@@ -1,6 +1,6 @@
 """Event files: scalars and texts that TensorBoard shows."""
 
-# The generated protos come without stubs.
+# The generated protos have no stubs.
 # pyright: reportAttributeAccessIssue=false
 
 import os
@@ -24,8 +24,8 @@ from ftrain.summaries.values import plain_step, plain_value
 class SummaryWriter:
     """Appends to a new event file in `directory`, for TensorBoard to read while it grows.
 
-    `start_step` is the step the run starts from: what an earlier, interrupted run wrote from there
-    on is hidden by TensorBoard, because those steps are taken again.
+    `start_step` is the step the run starts from. TensorBoard hides later steps of an earlier,
+    interrupted run, because the run takes those steps again.
     """
 
     def __init__(self, directory: str | Path, *, start_step: int = 0):

@@ -66,7 +66,7 @@ class MissingFeatureError(SpecError):
         return MissingFeatureError(self.place, self.feature, self.expected, self.record, present)
 
 
-class _Entry:
+class _SpecEntry:
     """The entry of a feature in a spec."""
 
     lengths: str | None = None  # the name of an array of lengths
@@ -77,11 +77,11 @@ class _Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed(_Entry):
+class Fixed(_SpecEntry):
     """Values of one shape in every record: (n, *shape).
 
-    `default`, one value or an array of the shape, fills in for records without the feature; without
-    it they are an error.
+    `default`, one value or an array of the shape, is the value of records without the feature.
+    Without a default those are an error.
     """
 
     shape: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class Fixed(_Entry):
         object.__setattr__(self, "shape", _checked_shape(self.shape))
         _resolve_dtype(self.dtype)
         if self.default is not None:
-            self._filling()
+            self._default_array()
 
     @property
     def kind(self) -> int:
@@ -109,16 +109,16 @@ class Fixed(_Entry):
             missing = column.kinds == ABSENT  # an empty list is not missing, as in TensorFlow 1
             wrong &= ~missing
         if np.count_nonzero(wrong):
-            raise self._wrong_count(name, column, where, int(wrong.argmax()))
+            raise self._count_error(name, column, where, int(wrong.argmax()))
         values = _convert(name, column, dtype, where)
         if missing is not None and np.count_nonzero(missing):
             filled = np.empty((len(missing), size), dtype)
-            filled[missing] = self._filling().reshape(size)
+            filled[missing] = self._default_array().reshape(size)
             filled[~missing] = values.reshape(np.count_nonzero(~missing), size)
             values = filled
         return {name: values.reshape(len(wrong), *self.shape)}
 
-    def _wrong_count(self, name: str, column: Column, where: Where, record: int) -> SpecError:
+    def _count_error(self, name: str, column: Column, where: Where, record: int) -> SpecError:
         expected = f"expected {math.prod(self.shape)} (shape {self.shape})"
         if column.kinds[record] == ABSENT:
             return MissingFeatureError(where(record), name, expected, record)
@@ -128,7 +128,7 @@ class Fixed(_Entry):
             "Padded and Ragged take any number"
         )
 
-    def _filling(self) -> np.ndarray:
+    def _default_array(self) -> np.ndarray:
         value = _checked_value("default", self.default, self.dtype)
         try:
             return np.broadcast_to(value, self.shape)
@@ -139,7 +139,7 @@ class Fixed(_Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Padded(_Entry):
+class Padded(_SpecEntry):
     """Any number of values, padded at the end: (n, length), or as long as the longest of the batch.
 
     `truncate` cuts longer records instead of raising. `lengths` names an int32 array of the
@@ -154,7 +154,7 @@ class Padded(_Entry):
 
     def __post_init__(self) -> None:
         _check_length(self.length, self.truncate)
-        _check_pad(self.filling, self.dtype)
+        _check_pad(self.pad_value, self.dtype)
 
     @property
     def kind(self) -> int:
@@ -162,7 +162,7 @@ class Padded(_Entry):
         return _kind_of(_resolve_dtype(self.dtype))
 
     @property
-    def filling(self) -> Any:
+    def pad_value(self) -> Any:
         """The pad in the kind of the values."""
         return _default_pad(self.pad, self.dtype)
 
@@ -173,7 +173,7 @@ class Padded(_Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ragged(_Entry):
+class Ragged(_SpecEntry):
     """Any number of values: an object array of n arrays, or with `flat` one array of all values.
 
     `lengths` names an int32 array of the n lengths; `flat` requires it.
@@ -203,7 +203,7 @@ class Ragged(_Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Raw(_Entry):
+class Raw(_SpecEntry):
     """One bytes value that holds an array's little-endian bytes: (n, *shape)."""
 
     shape: tuple[int, ...]
@@ -214,7 +214,7 @@ class Raw(_Entry):
         object.__setattr__(self, "shape", _checked_shape(self.shape))
         if _resolve_dtype(self.dtype) == _OBJECTS:
             raise TypeError(
-                "Raw holds numbers, not bytes; Fixed((), 'bytes') gives the value as it is"
+                "Raw holds numbers, not bytes; use Fixed((), 'bytes') for unconverted bytes"
             )
 
     def arrays(self, name: str, column: Column, where: Where) -> dict[str, np.ndarray]:
@@ -238,7 +238,7 @@ class Raw(_Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Image(_Entry):
+class Image(_SpecEntry):
     """One bytes value with a PNG or JPEG image of `shape` (height, width, channels): (n, *shape).
 
     The array is uint8. 1 channel is gray, 3 are RGB, 4 are RGBA. The orientation tag of a file is
@@ -268,13 +268,13 @@ Entry = Fixed | Padded | Ragged | Raw | Image
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps(_Entry):
+class Steps(_SpecEntry):
     """Any number of steps of one shape, padded at the end: (n, length, *shape).
 
     Without `length`, that of the longest record of the batch.
 
     `truncate` cuts longer records instead of raising. `lengths` names an int32 array of the
-    original numbers of steps. The default of `step` fills in for a step without values.
+    original numbers of steps. The default of `step` is the value of a step without values.
     """
 
     step: Fixed
@@ -290,7 +290,7 @@ class Steps(_Entry):
                 "steps of varying size are Ragged, without Steps"
             )
         _check_length(self.length, self.truncate)
-        shape = _checked_value("pad", self.filling, self.step.dtype).shape
+        shape = _checked_value("pad", self.pad_value, self.step.dtype).shape
         if shape not in ((), self.step.shape):
             raise ValueError(
                 f"pad has shape {shape}, expected a single value or the shape of a step, "
@@ -298,7 +298,7 @@ class Steps(_Entry):
             )
 
     @property
-    def filling(self) -> Any:
+    def pad_value(self) -> Any:
         """The pad in the kind of the values."""
         return _default_pad(self.pad, self.step.dtype)
 
@@ -324,11 +324,11 @@ def _pad_records(
                 f"{type(entry).__name__}(truncate=True) cuts them"
             )
         values, counts = cut(values, counts, entry.length)
-    arrays = {name: pad_rows(values, counts, entry.length, entry.filling)}
+    arrays = {name: pad_rows(values, counts, entry.length, entry.pad_value)}
     return arrays | _length_array(entry, counts)
 
 
-def _length_array(entry: _Entry, counts: np.ndarray) -> dict[str, np.ndarray]:
+def _length_array(entry: _SpecEntry, counts: np.ndarray) -> dict[str, np.ndarray]:
     return {entry.lengths: counts.astype(np.int32)} if entry.lengths else {}
 
 
@@ -339,7 +339,7 @@ def _check_single(name: str, column: Column, where: Where, entry: str) -> None:
         found = f"has {column.counts[record] or 'no'} values"
         raise SpecError(
             f"{where(record)}: feature {name} {found}, expected 1, the bytes of {entry}; "
-            "see Ragged('bytes')"
+            "use Ragged('bytes') for any number"
         )
 
 
@@ -400,7 +400,7 @@ def _check_pad(pad: Any, dtype: DType) -> None:
 
 
 def _checked_value(what: str, value: Any, dtype: DType) -> np.ndarray:
-    """Return a default or a pad in its dtype, which may only change the precision of a float."""
+    """Return a default or a pad in its dtype; only the precision of a float may change."""
     resolved = _resolve_dtype(dtype)
     array = np.asarray(value, object if resolved == _OBJECTS else None)
     if resolved == _OBJECTS:
@@ -428,7 +428,7 @@ def _convert(name: str, column: Column, dtype: np.dtype, where: Where) -> np.nda
             record = int(np.searchsorted(np.cumsum(column.counts), place, side="right"))
             raise SpecError(
                 f"{where(record)}: feature {name} has the value {values[place]}, "
-                f"expected {low} to {high} ({dtype}); give the spec a wider dtype"
+                f"expected {low} to {high} ({dtype}); use a wider dtype in the spec"
             )
     return _cast(values, dtype)
 

@@ -11,7 +11,6 @@ import zlib
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
 import google_crc32c
@@ -43,9 +42,9 @@ SUFFIXES: dict[str, Literal["GZIP", "ZLIB"]] = {
     ".zlib": "ZLIB",
 }
 
-_HEAD = 64  # bytes from which the compression is detected
-_PIECE = 1 << 16  # compressed bytes read at once
-_MAX_RATIO = 1032  # the most that deflate can compress
+_HEAD_BYTES = 64  # the compression is detected from these
+_CHUNK = 1 << 16  # compressed bytes read at once
+_MAX_RATIO = 1032  # the largest compression ratio of deflate
 
 
 class DamagedRecordError(ValueError):
@@ -65,7 +64,7 @@ class DamagedRecordError(ValueError):
         self.reason = reason
         self.uncompressed = uncompressed
 
-    # Lets the exception pass from one process to another with its attributes.
+    # Keeps the attributes when the exception is sent to another process.
     def __reduce__(self) -> tuple:
         return (
             _rebuild_error,
@@ -100,7 +99,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def mask_crc(crc: int) -> int:
-    """Mask a CRC-32C, so that the checksum of data that contain checksums stays meaningful."""
+    """Mask a CRC-32C: the plain CRC of data that contain their own CRC is weak."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -121,10 +120,10 @@ def masked_length_crcs(lengths: np.ndarray) -> np.ndarray:
 
 
 def shift_crc(crc: int, zeros: int) -> int:
-    """Return what `crc` of some data contributes to the CRC-32C of the data plus `zeros` bytes.
+    """Return the part of `crc` in the CRC-32C of the same data followed by `zeros` bytes.
 
-    crc(a + b) == shift_crc(crc(a), len(b)) ^ crc(b). So the checksum of a part follows from those
-    of two prefixes.
+    crc(a + b) == shift_crc(crc(a), len(b)) ^ crc(b). So the checksums of two prefixes give that of
+    the bytes between them.
     """
     power = 0
     while zeros:
@@ -185,15 +184,15 @@ class ByteStream:
         check_compression(compression)
         self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
         try:
-            self._pending = self._file.read(_HEAD)
-            self.compression = _choose(path, self._pending, compression)
+            self._pending = self._file.read(_HEAD_BYTES)
+            self.compression = _choose_compression(path, self._pending, compression)
         except BaseException:
             self._file.close()
             raise
         self._inflate = (
             zlib.decompressobj(WINDOW_BITS[self.compression]) if self.compression else None
         )
-        # An empty file holds no records, whatever its compression.
+        # An empty file has no records, with any compression.
         self._ended = not self._pending
         self._failure = ""
 
@@ -211,7 +210,7 @@ class ByteStream:
         if not stat.S_ISREG(status.st_mode):
             return 1 << 62  # unknown for a pipe
         left = len(self._pending) + max(status.st_size - self._file.tell(), 0)
-        return left if self._inflate is None else (left + _PIECE) * _MAX_RATIO
+        return left if self._inflate is None else (left + _CHUNK) * _MAX_RATIO
 
     def close(self) -> None:
         """Close the file."""
@@ -220,7 +219,7 @@ class ByteStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_plain(self, size: int) -> bytes:
@@ -231,7 +230,7 @@ class ByteStream:
     def _read_inflated(self, size: int) -> bytes:
         assert self._inflate is not None
         while not self._ended:
-            piece = self._pending or self._file.read(_PIECE)
+            piece = self._pending or self._file.read(_CHUNK)
             data = self._decompress(piece, size)
             if self._inflate.eof:
                 self._next_member()
@@ -266,9 +265,9 @@ class ByteStream:
         rest = self._inflate.unused_data
         if self.compression == "GZIP":
             rest = rest.lstrip(b"\0")
-            while not rest and (piece := self._file.read(_PIECE)):
+            while not rest and (piece := self._file.read(_CHUNK)):
                 rest = piece.lstrip(b"\0")
-        self._pending = rest or self._file.read(_PIECE)
+        self._pending = rest or self._file.read(_CHUNK)
         self._ended = not self._pending
         if self._pending and self.compression == "ZLIB":
             self._failure = "extra bytes follow the end of the ZLIB stream"
@@ -306,27 +305,24 @@ def detect_compression(path: str | Path) -> str | None:
         return stream.compression
 
 
-def _choose(path: str | Path, head: bytes, compression: Compression) -> str | None:
-    seen = _detect(head)
-    if compression == "auto":
-        return seen
+def _choose_compression(path: str | Path, head: bytes, compression: Compression) -> str | None:
+    detected = _detect_compression(head)
+    if compression in ("auto", detected):
+        return detected
     # A file of unknown kind may be a damaged one of the given compression.
-    if (
-        seen == compression
-        or not head
-        or (seen is None and parse_header(head[: HEADER.size]) is None)
-    ):
+    is_unknown = detected is None and parse_header(head[: HEADER.size]) is None
+    if is_unknown or not head:
         return compression
-    found = seen or "a plain record file"
+    found = detected or "a plain record file"
     expected = compression or "a plain record file"
-    way_out = repr(seen).replace("'", '"')
+    argument = "None" if detected is None else f'"{detected}"'
     raise ValueError(
         f"{path}: looks like {found} (it begins with {head[:4].hex(' ')}), expected {expected}; "
-        f'pass compression={way_out}, or "auto" to have it detected'
+        f'pass compression={argument}, or "auto" to detect it'
     )
 
 
-def _detect(head: bytes) -> str | None:
+def _detect_compression(head: bytes) -> str | None:
     # A plain file may start with any bytes, so its checksum is checked first.
     if parse_header(head[: HEADER.size]) is not None:
         return None
@@ -347,7 +343,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _salvage(inflate: "zlib._Decompress", piece: bytes) -> bytes:
-    """Return the data before the damage, byte by byte: the call that fails returns nothing."""
+    """Return the data before the damage, one byte at a time: a call that fails returns nothing."""
     data = []
     with suppress(zlib.error):
         data.extend(inflate.decompress(piece[n : n + 1]) for n in range(len(piece)))

@@ -35,7 +35,13 @@ from ftrain.formats.records.encoding import (
     mask_crcs,
     masked_length_crcs,
 )
-from ftrain.formats.records.index import SUFFIX, RecordIndex, identity, index_records, is_sidecar
+from ftrain.formats.records.index import (
+    SIDECAR_SUFFIX,
+    RecordIndex,
+    file_identity,
+    index_records,
+    is_sidecar,
+)
 from ftrain.formats.records.reading import CHUNK, OnDamage, check_on_damage, read_records
 from ftrain.formats.records.writing import WRITING
 from ftrain.paths import absolute, expanded
@@ -43,7 +49,7 @@ from ftrain.storage import is_directory, list_names, replacing, retry
 from ftrain.suggestions import nearest
 
 MAX_OPEN = 128  # mapped files; each holds a file descriptor
-_WIDEST = 4096  # bytes of a frame up to which frames are copied together
+_MAX_COPIED_FRAME = 4096  # bytes; longer frames are not copied together
 
 
 class RecordFiles:
@@ -96,7 +102,9 @@ class RecordFiles:
             return []
         lengths = self._lengths[rows]
         data, places = self._collect(rows, lengths)
-        self._raise_at(_wrong_headers(data, places, lengths.astype(np.uint64)), rows, HEADER_WRONG)
+        self._raise_at(
+            _find_wrong_headers(data, places, lengths.astype(np.uint64)), rows, HEADER_WRONG
+        )
         begins = places + HEADER.size
         ends = begins + lengths
         records = [
@@ -203,10 +211,10 @@ def _collect_near(
 ) -> tuple[mmap.mmap | bytes, np.ndarray]:
     """Return the frames of one file; frames of similar size in one copy, padded to equal size.
 
-    Slicing scattered records from the map waits for the disk one by one; one copy waits once.
+    Slicing scattered records from the map waits for the disk once per record; one copy waits once.
     """
     width = int(sizes.max())
-    if width > _WIDEST or width * len(sizes) > 2 * int(sizes.sum()):
+    if width > _MAX_COPIED_FRAME or width * len(sizes) > 2 * int(sizes.sum()):
         return view, offsets
     # Near the end of the file the copy starts before the record.
     starts = np.minimum(offsets, len(view) - width)
@@ -214,7 +222,9 @@ def _collect_near(
     return frames.tobytes(), np.arange(len(starts)) * width + (offsets - starts)
 
 
-def _wrong_headers(data: mmap.mmap | bytes, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _find_wrong_headers(
+    data: mmap.mmap | bytes, places: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
     wrong = _gather(data, places, "<u8") != lengths
     return wrong | (_gather(data, places + 8, "<u4") != masked_length_crcs(lengths))
 
@@ -265,7 +275,7 @@ def unpack(path: Path, cache: str | Path, compression: Compression, on_damage: O
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may unpack a file at once: each writes its own, and the last one wins.
+    # Several processes may unpack a file at once: each writes its own file, the last one wins.
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
     with replacing(target, temporary):
         _inflate(path, temporary, compression, on_damage)
@@ -273,7 +283,7 @@ def unpack(path: Path, cache: str | Path, compression: Compression, on_damage: O
 
 
 def _copy_name(path: Path) -> str:
-    key = json.dumps({"path": os.path.abspath(path)} | identity(path, os.stat(path)))
+    key = json.dumps({"path": os.path.abspath(path)} | file_identity(path, os.stat(path)))
     return f"{path.name[:100]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.tfrecord"
 
 
@@ -285,7 +295,7 @@ def _inflate(path: Path, target: Path, compression: Compression, on_damage: OnDa
         except StreamError:
             if on_damage == "raise":
                 _raise_damage(path, compression)
-            # A stream cut between two records would look whole; an extra byte marks the damage.
+            # A stream cut between two records would look complete; an extra byte marks the damage.
             file.write(b"\0")
 
 
@@ -298,9 +308,9 @@ def _raise_damage(path: Path, compression: Compression) -> None:
 def match_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the files that paths and glob patterns, including **, match.
 
-    They come in the order of the entries, sorted within a pattern, each file once. Patterns match
-    neither directories nor sidecar indices nor unfinished files. A path that exists is never taken
-    as a pattern.
+    The files are in the order of the entries, sorted within a pattern, each file once. Patterns
+    match neither directories nor sidecars nor unfinished files. A path that exists is never used as
+    a pattern.
     """
     entries = [files] if isinstance(files, str | Path) else list(files)
     if not entries:
@@ -320,12 +330,12 @@ def _match(entry: str) -> list[Path]:
     if os.path.lexists(entry):
         return [Path(entry)]
     if not glob.has_magic(entry):
-        raise FileNotFoundError(f"{entry}: there is no such file; {_nearby(entry)}")
+        raise FileNotFoundError(f"{entry}: there is no such file; {_describe_directory(entry)}")
     matches = sorted(retry(lambda: _expand(entry)))
     if paths := [Path(match) for match in matches if _is_data(match)]:
         return paths
     left_out = f" but {len(matches)} that are directories, indices or unfinished" if matches else ""
-    raise FileNotFoundError(f"{entry}: matches no file{left_out}; {_nearby(entry)}")
+    raise FileNotFoundError(f"{entry}: matches no file{left_out}; {_describe_directory(entry)}")
 
 
 def _expand(pattern: str) -> list[str]:
@@ -366,12 +376,12 @@ def _visible(directory: str, pattern: str = "") -> list[str]:
 def _is_data(path: str) -> bool:
     if os.path.isdir(path) or path.endswith(WRITING):
         return False
-    return not (
-        path.endswith(SUFFIX) and (os.path.exists(path.removesuffix(SUFFIX)) or is_sidecar(path))
-    )
+    if not path.endswith(SIDECAR_SUFFIX):
+        return True
+    return not (os.path.exists(path.removesuffix(SIDECAR_SUFFIX)) or is_sidecar(path))
 
 
-def _nearby(entry: str) -> str:
+def _describe_directory(entry: str) -> str:
     """Describe the directory in which nothing was found."""
     directory = os.path.dirname(entry)
     while glob.has_magic(directory):

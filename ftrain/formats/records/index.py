@@ -1,4 +1,4 @@
-"""The index of a record file, for random access: where each record lies.
+"""The index of a record file, for random access: the offset and length of each record.
 
 The index is kept in a sidecar, the file PATH.index beside the record file. A sidecar has a magic
 string, the length of the JSON header as uint32, the JSON header, offsets and lengths as int64, and
@@ -42,7 +42,7 @@ from ftrain.formats.records.reading import (
 )
 from ftrain.storage import replacing
 
-SUFFIX = ".index"
+SIDECAR_SUFFIX = ".index"
 _MAGIC = b"ftrain records 1"
 _UINT32 = struct.Struct("<I")
 _EDGE = 4096  # bytes at both ends of a record file whose checksums identify it
@@ -51,7 +51,7 @@ _LARGEST_GUESS = 1 << 20  # records in one comparison
 
 
 class Frames(NamedTuple):
-    """Where the records of a file lie, and its damage."""
+    """The offsets and lengths of the records of a file, and its damage."""
 
     offsets: np.ndarray  # int64, of each frame
     lengths: np.ndarray  # int64, of the data of each
@@ -89,7 +89,7 @@ def index_records(
     check_on_damage(on_damage)
     check_max_record_bytes(max_record_bytes)
     path = Path(path)
-    _refuse_compressed(path)
+    _check_uncompressed(path)
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path}: is not a regular file, so it has no random access")
@@ -98,13 +98,13 @@ def index_records(
         frames = walk_frames(path, on_damage, max_record_bytes)
         if sidecar and _unchanged(path, status):
             save_sidecar(path, status, on_damage, frames, max_record_bytes)
-    _refuse_long(path, frames, max_record_bytes)
+    _check_lengths(path, frames, max_record_bytes)
     return RecordIndex(
         path, frames.offsets, frames.lengths, status.st_size, status.st_mtime_ns, frames.damages
     )
 
 
-def _refuse_long(path: Path, frames: Frames, limit: int) -> None:
+def _check_lengths(path: Path, frames: Frames, limit: int) -> None:
     long = frames.lengths > limit
     if long.any():
         number = int(long.argmax())
@@ -112,7 +112,7 @@ def _refuse_long(path: Path, frames: Frames, limit: int) -> None:
         raise DamagedRecordError(path, number, int(frames.offsets[number]), reason)
 
 
-def _refuse_compressed(path: Path) -> None:
+def _check_uncompressed(path: Path) -> None:
     if compression := detect_compression(path):
         command = shlex.join(["ftrain", "data", "convert", str(path), str(_plain_name(path))])
         raise ValueError(
@@ -168,7 +168,7 @@ def _follow_headers(path: Path) -> Frames:
         header = view[at : at + 12]
         length = known.get(header)
         if length is None:
-            length = known[header] = _length(path, header, len(offsets), at)
+            length = known[header] = _parse_length(path, header, len(offsets), at)
         end = at + length + FRAME
         if end > size:
             raise DamagedRecordError(path, len(offsets), at, DATA_CUT)
@@ -187,7 +187,7 @@ def _follow_headers(path: Path) -> Frames:
     return Frames(_integers(offsets), _integers(lengths), ())
 
 
-def _length(path: Path, header: bytes, number: int, at: int) -> int:
+def _parse_length(path: Path, header: bytes, number: int, at: int) -> int:
     length = parse_header(header)
     if length is None:
         raise DamagedRecordError(
@@ -220,7 +220,7 @@ def _integers(values: array) -> np.ndarray:
 
 def sidecar_path(path: Path) -> Path:
     """Return the path of the sidecar of a record file."""
-    return path.with_name(path.name + SUFFIX)
+    return path.with_name(path.name + SIDECAR_SUFFIX)
 
 
 def load_sidecar(
@@ -233,7 +233,7 @@ def load_sidecar(
     try:
         content = _read_sidecar(sidecar_path(path), status.st_size)
         return _parse_sidecar(path, content, status, on_damage, max_record_bytes)
-    # The index is built again, whatever is wrong with the sidecar.
+    # With any error in the sidecar, the index is built again.
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error):
         return None
 
@@ -249,7 +249,7 @@ def save_sidecar(
     target = sidecar_path(path)
     if not stat.S_ISREG(status.st_mode) or (os.path.lexists(target) and not is_sidecar(target)):
         return  # not a regular file, or the name belongs to another file
-    # Several processes may index a file at once: each writes its own, and the last one wins.
+    # Several processes may index a file at once: each writes its own file, and the last one wins.
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
     with suppress(OSError), replacing(target, temporary):
         temporary.write_bytes(_format_sidecar(path, status, on_damage, frames, max_record_bytes))
@@ -274,7 +274,7 @@ def _format_sidecar(
     path: Path, status: os.stat_result, on_damage: OnDamage, frames: Frames, limit: int
 ) -> bytes:
     header = {
-        **identity(path, status),
+        **file_identity(path, status),
         "count": len(frames.offsets),
         "mode": on_damage,
         "damages": [[damage.number, damage.offset, damage.reason] for damage in frames.damages],
@@ -287,8 +287,8 @@ def _format_sidecar(
     return content + _UINT32.pack(google_crc32c.value(content))
 
 
-def identity(path: Path, status: os.stat_result) -> dict[str, int]:
-    """Return what must match for a sidecar to belong to this file."""
+def file_identity(path: Path, status: os.stat_result) -> dict[str, int]:
+    """Return the values that identify the contents of a file; a sidecar stores them."""
     with open(path, "rb") as file:
         head = file.read(_EDGE)
         file.seek(max(status.st_size - _EDGE, 0))
@@ -315,7 +315,7 @@ def _parse_sidecar(
         return None
     end = start + _UINT32.unpack_from(content, len(_MAGIC))[0]
     header = json.loads(content[start:end])
-    if any(header[name] != value for name, value in identity(path, status).items()):
+    if any(header[name] != value for name, value in file_identity(path, status).items()):
         return None
     offsets, lengths = (
         np.frombuffer(content[end:-4], "<i8").astype(np.int64).reshape(2, header["count"])
@@ -327,20 +327,20 @@ def _parse_sidecar(
     usable = header["mode"] == on_damage or (
         on_damage == "raise" and header["mode"] == "skip" and not damages
     )
-    return frames if usable and _is_sound(frames, status.st_size) else None
+    return frames if usable and _is_consistent(frames, status.st_size) else None
 
 
 def _damage(path: Path, number: int, offset: int, reason: str) -> DamagedRecordError:
     if not (isinstance(number, int) and isinstance(offset, int) and isinstance(reason, str)):
-        raise TypeError("not a damage")
+        raise TypeError("not the entry of a damaged record")
     return DamagedRecordError(path, number, offset, reason)
 
 
-def _is_sound(frames: Frames, size: int) -> bool:
-    """Return True if the records lie in the file in order, without gaps unless it is damaged."""
+def _is_consistent(frames: Frames, size: int) -> bool:
+    """Return True if the records are in order in the file, without gaps unless it is damaged."""
     offsets = frames.offsets
     lengths = frames.lengths
-    # Each alone first, so that no sum overflows.
+    # Check each value alone first, so that no sum overflows.
     if ((offsets < 0) | (offsets > size) | (lengths < 0) | (lengths > size)).any():
         return False
     gaps = np.append(offsets, size) - np.append(0, offsets + lengths + FRAME)

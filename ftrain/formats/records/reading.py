@@ -3,8 +3,8 @@
 for record in read_records("train.tfrecord.gz", on_damage="skip"):
     ...
 
-The work is linear in the bytes of the stream, whatever they are: each byte is read once and checked
-once as the start of a header, and checksums of many bytes come from cached prefix sums.
+The work is linear in the bytes of any stream: each byte is read once and checked once as the start
+of a header, and the checksums of long records come from cached prefix sums.
 """
 
 import warnings
@@ -46,7 +46,7 @@ DIRECT = 1 << 14  # bytes up to which a checksum is computed directly
 _SUM = 1 << 12  # bytes between two cached prefix sums
 _BLOCK = 1 << 16  # places searched for headers at once
 _CRC_OF_ZERO = masked_crc(bytes(8))
-_KNOWN = 4096  # cached headers: most files have few different lengths
+_MAX_CACHED = 4096  # headers; most files have few different lengths
 
 
 def read_records(
@@ -60,14 +60,14 @@ def read_records(
 ) -> Iterator[bytes]:
     """Yield every record of a file with verified checksums; raise DamagedRecordError on damage.
 
-    `on_damage="skip"` resumes at the next whole record and appends the damage to `damages`, or
-    warns at the end without such a list. A damaged region counts as one record in later numbers,
-    because it is unknown how many it held. `verify=False` skips the checksums of the data; those of
-    the lengths are always verified.
+    `on_damage="skip"` resumes at the next whole record and appends the damage to `damages`; without
+    a list it warns at the end. A damaged region counts as one record in later numbers, because the
+    number of records in it is unknown. `verify=False` skips the checksums of the data; those of the
+    lengths are always verified.
 
     A record above `max_record_bytes` (256 MiB by default) counts as damaged and is not read: a
     small compressed file can claim a huge one. Reading takes memory for about two records, and time
-    linear in the bytes of the file, whatever it contains.
+    linear in the bytes of the file.
     """
     check_compression(compression)
     check_on_damage(on_damage)
@@ -135,7 +135,7 @@ class RecordScan:
         self._window = Window(stream)
         self._search = RecordSearch(self._window, max_record_bytes)
         self._uncompressed = stream.compression is not None
-        self._known: dict[bytes, int] = {}
+        self._cached: dict[bytes, int] = {}
         self._damages = 0
         self._damaged_after = -1  # the number of good records before the last damage
 
@@ -144,16 +144,16 @@ class RecordScan:
         at = 0
         delivered = 0
         start = 0
-        # Locals, because this loop runs for every record.
-        known = self._known
+        # Local names are faster, and this loop runs for every record.
+        cached = self._cached
         verify = self._verify
         crc_of = google_crc32c.value
         crc_at = FOOTER.unpack_from
         while True:
             header = data[at : at + 12]
-            length = known.get(header)
+            length = cached.get(header)
             if length is None:
-                length = self._learn(header)
+                length = self._cache_length(header)
             end = at + length + 16
             if length < 0 or end > len(data):
                 frame = self._next_frame(start + at, delivered)
@@ -165,7 +165,7 @@ class RecordScan:
                 at = place - start
                 end = at + length + 16
             record = b""
-            # After damage many lengths may claim the same bytes: do not sum or copy them each time.
+            # After damage, many lengths may claim the same bytes: do not copy those each time.
             if verify and self._damages and length > DIRECT:
                 crc = self._window.crc(start + at + 12, start + end - 4)
             else:
@@ -176,8 +176,8 @@ class RecordScan:
                 verify
                 and crc_at(data, end - 4)[0] != ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
             ):
-                self._damaged(start + at, delivered, DATA_WRONG)
-                place = self._beyond(start + at, end - at)
+                self._report_damage(start + at, delivered, DATA_WRONG)
+                place = self._find_next(start + at, end - at)
                 if place is None:
                     return
                 data = self._window.data
@@ -188,14 +188,14 @@ class RecordScan:
                 yield start + at, record or data[at + 12 : end - 4]
                 at = end
 
-    def _learn(self, header: bytes) -> int:
+    def _cache_length(self, header: bytes) -> int:
         """Return the length in a header; -1 if it is damaged, incomplete or above the limit."""
         length = parse_header(header)
         if length is None or length > self._limit:
             return -1
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        self._known[header] = length
+        if len(self._cached) >= _MAX_CACHED:
+            self._cached.clear()
+        self._cached[header] = length
         return length
 
     def _next_frame(self, at: int, delivered: int) -> tuple[int, int] | None:
@@ -205,27 +205,29 @@ class RecordScan:
         while place is not None:
             if not window.hold(place, HEADER.size):
                 if window.end > place or window.failure:
-                    self._damaged(place, delivered, window.failure or HEADER_CUT)
+                    self._report_damage(place, delivered, window.failure or HEADER_CUT)
                 return None
             length = parse_header(window.bytes_at(place, HEADER.size))
             if length is None:
                 # Damage right after a damaged record belongs to the same region.
                 if self._damaged_after != delivered:
-                    self._damaged(place, delivered, HEADER_WRONG)
+                    self._report_damage(place, delivered, HEADER_WRONG)
             elif length > self._limit and window.can_hold(place, length + FRAME):
-                self._damaged(place, delivered, TOO_LONG.format(length=length, limit=self._limit))
+                self._report_damage(
+                    place, delivered, TOO_LONG.format(length=length, limit=self._limit)
+                )
             elif length <= self._limit and window.hold(place, length + FRAME):
                 return place, length
             else:
-                self._damaged(place, delivered, window.failure or DATA_CUT)
+                self._report_damage(place, delivered, window.failure or DATA_CUT)
                 if window.failure:
                     return None
-            # A writer may have died within a record, and another have appended to the file.
+            # A writer may have died within a record, and another one appended to the file.
             place = self._search.find(place + 1)
         return None
 
-    def _beyond(self, at: int, size: int) -> int | None:
-        """Return where to resume after the damaged frame at `at`; None if nothing is left."""
+    def _find_next(self, at: int, size: int) -> int | None:
+        """Return the place of the frame after the damaged one at `at`; None if there is none."""
         window = self._window
         end = at + size
         if window.hold(at, size + HEADER.size):
@@ -234,10 +236,10 @@ class RecordScan:
             is_followed = window.end == end  # the file ends here
         if is_followed:
             return end
-        # It may have been cut short, so that its length covers a part of later records.
+        # The record may be cut short, so that its length covers a part of later records.
         return self._search.find(at + 1)
 
-    def _damaged(self, offset: int, delivered: int, reason: str) -> None:
+    def _report_damage(self, offset: int, delivered: int, reason: str) -> None:
         number = delivered + self._damages
         self._damages += 1
         self._damaged_after = delivered
@@ -252,7 +254,7 @@ class Window:
     def __init__(self, stream: ByteStream):
         self.data = b""
         self.start = 0  # a multiple of _SUM
-        self.failure = ""  # why a damaged stream cannot be read any further
+        self.failure = ""  # why the stream cannot be read further
         self._stream = stream
         # Checksums from one fixed place up to _sums_start, and up to each _SUM bytes after it.
         self._sums = [0]
@@ -271,12 +273,12 @@ class Window:
         # A wrong length must not make us read the entire file.
         if missing > CHUNK and missing > self.bound():
             return False
-        # Read in proportion to what is kept, because that is copied each time.
+        # Read in proportion to the kept bytes, because those are copied each time.
         self._read(place, max(missing, (self.end - place) // 4))
         return place + size <= self.end
 
     def can_hold(self, place: int, size: int) -> bool:
-        """Return False if the stream is known to end before `place + size`."""
+        """Return False if the stream must end before `place + size`."""
         return place + size - self.end <= self.bound()
 
     def extend(self, place: int) -> bool:
@@ -305,9 +307,9 @@ class Window:
             self._sums = [0]
             self._sums_start = self.start
         number = (place - self._sums_start) // _SUM
-        for known in range(len(self._sums) - 1, number):
-            at = self._sums_start + known * _SUM - self.start
-            self._sums.append(google_crc32c.extend(self._sums[known], self.data[at : at + _SUM]))
+        for cached in range(len(self._sums) - 1, number):
+            at = self._sums_start + cached * _SUM - self.start
+            self._sums.append(google_crc32c.extend(self._sums[cached], self.data[at : at + _SUM]))
         at = self._sums_start + number * _SUM - self.start
         return google_crc32c.extend(self._sums[number], self.data[at : place - self.start])
 
@@ -340,7 +342,7 @@ class RecordSearch:
 
     def __init__(self, window: Window, max_record_bytes: int):
         self._window = window
-        self._longest = max_record_bytes
+        self._max_length = max_record_bytes
         self._places: list[int] = []  # of headers with right checksums
         self._lengths: list[int] = []
         self._searched = 0  # up to this place
@@ -368,7 +370,7 @@ class RecordSearch:
         self._lengths = []
         if count > 0:
             at = place - self._window.start
-            places, lengths = _find_headers(self._window.data, at, count, self._longest)
+            places, lengths = _find_headers(self._window.data, at, count, self._max_length)
             self._places = (places + place).tolist()
             self._lengths = lengths.tolist()
 
@@ -382,13 +384,13 @@ class RecordSearch:
 
 
 def _find_headers(
-    data: bytes, start: int, count: int, longest: int
+    data: bytes, start: int, count: int, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of headers with right checksums, and their lengths, at most `longest`."""
+    """Return the places of headers with right checksums, and their lengths, at most `max_length`."""
     lengths = np.ndarray(count, "<u8", data, start, (1,))  # of a header at every byte
     crcs = np.ndarray(count, "<u4", data, start + 8, (1,))
-    # Garbage rarely gives a length that fits, so checksums are computed for few places. Runs of
-    # zeros would fit everywhere, but only one checksum is right for a length of zero.
-    places = np.flatnonzero((lengths <= longest) & ((lengths != 0) | (crcs == _CRC_OF_ZERO)))
+    # Garbage is rarely a valid length, so few places need a checksum. Every place in a run of zeros
+    # is a valid length, but only one checksum is right for a length of zero.
+    places = np.flatnonzero((lengths <= max_length) & ((lengths != 0) | (crcs == _CRC_OF_ZERO)))
     places = places[masked_length_crcs(lengths[places]) == crcs[places]]
     return places, lengths[places]
