@@ -188,7 +188,7 @@ class _Decoder:
         for mapping in (spec, sequence):
             if mapping is not None and not isinstance(mapping, Mapping):
                 raise TypeError(
-                    f"a spec maps names to Fixed(...), Ragged(...) or other entries, got {mapping!r}"
+                    f"a spec maps names to Fixed(...), Ragged(...) or others, got {mapping!r}"
                 )
         for name, entry in [*(spec or {}).items(), *(sequence or {}).items()]:
             _check_independent(name, entry)

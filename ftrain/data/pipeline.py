@@ -268,7 +268,7 @@ class Pipeline:
             )
         if not self._batching.is_whole(count):
             raise ValueError(
-                f"last='keep' makes batches that do not divide over {count} processes; use last='drop'"
+                f"last='keep' makes batches that do not divide over {count} processes; use 'drop'"
             )
 
 

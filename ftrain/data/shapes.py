@@ -93,8 +93,8 @@ def check_integers(batch: Any) -> None:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             value = largest if largest > narrow.max else smallest
             raise ValueError(
-                f"{name} has the value {value}, beyond {narrow.dtype}, and JAX would truncate it: "
-                "hash or renumber large ids in the pipeline, or set JAX_ENABLE_X64=1"
+                f"{name} has the value {value}, which {narrow.dtype} cannot hold, so JAX would "
+                "truncate it: hash or renumber large ids in the pipeline, or set JAX_ENABLE_X64=1"
             )
 
 

@@ -225,7 +225,7 @@ class _ArrayReader:
             raise TableError(f"{self._where} has text that is not Unicode: {error}") from None
 
     def _check_size(self, header: NpyHeader, member: zipfile.ZipInfo, limit: int) -> None:
-        """Raise TableError for a shape beyond the archive or the limit, before allocating memory."""
+        """Raise TableError for a shape beyond the archive or the limit, before it takes memory."""
         if header.bytes > member.file_size:
             raise TableError(
                 f"{self._where} is cut short: its shape {header.shape} needs {header.bytes} bytes, "
@@ -278,7 +278,7 @@ def _read_rows(path: Path, columns: Sequence[_ArrayReader]) -> Iterator[Row]:
     size = sum(column.entry_bytes for column in columns)
     if not size and length > _MAX_EMPTY:
         raise TableError(
-            f"{path}: its {length} entries take no bytes; at most {_MAX_EMPTY} of those are converted"
+            f"{path}: its {length} entries take no bytes; at most {_MAX_EMPTY} are supported"
         )
     chunk = max(_CHUNK // (size + len(columns)), 1)
     for start in range(0, length, chunk):

@@ -121,7 +121,7 @@ def read_column(data: bytes, spans: Spans, kind: int) -> Column:
 
 
 def check_spans(data: bytes, spans: Spans) -> None:
-    """Raise NotCanonicalError unless every payload fits its kind; single bytes and floats always do."""
+    """Raise NotCanonicalError unless every payload fits its kind, as bytes and floats always do."""
     for kind, read in ((INT64, _read_integers), (BYTES_MESSAGE, _read_lists)):
         chosen = spans.kinds == kind
         if chosen.any():

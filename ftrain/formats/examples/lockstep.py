@@ -264,7 +264,7 @@ class Walker:
     ) -> tuple[list[Spans], np.ndarray]:
         """Return the spans of each feature, and a mask of the records without valid spans.
 
-        `data` must end with PADDING. NotCanonicalError if the payload of any other feature is damaged.
+        `data` must end with PADDING. NotCanonicalError if a payload of another feature is damaged.
         """
         return _Walk(self, data, starts, ends).run(len(self._numbers))
 

@@ -386,7 +386,7 @@ class RecordSearch:
 def _find_headers(
     data: bytes, start: int, count: int, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of headers with right checksums, and their lengths, at most `max_length`."""
+    """Return the places and lengths, up to `max_length`, of headers with right checksums."""
     lengths = np.ndarray(count, "<u8", data, start, (1,))  # of a header at every byte
     crcs = np.ndarray(count, "<u4", data, start + 8, (1,))
     # Garbage is rarely a valid length, so few places need a checksum. Every place in a run of zeros
