@@ -15,8 +15,9 @@ from ftrain.formats.records.encoding import (
     FRAME,
     HEADER,
     MAX_RECORD_BYTES,
-    SUFFIXES,
+    RECORD_NAME,
     ByteStream,
+    Codec,
     DamagedRecordError,
     StreamError,
     detect_compression,
@@ -43,7 +44,6 @@ from ftrain.formats.text_tables import (
 from ftrain.storage import is_transient, replacing
 
 Kind = Literal["csv", "tsv", "jsonl", "npz", "records"]
-Compression = Literal["GZIP", "ZLIB"]
 
 _KNOWN = "known suffixes are .csv, .tsv, .jsonl, .npz, and .tfrecord, also followed by .gz or .zlib"
 _TABLES: dict[str, Kind] = {
@@ -53,9 +53,6 @@ _TABLES: dict[str, Kind] = {
     ".ndjson": "jsonl",
     ".npz": "npz",
 }
-_RECORDS = re.compile(
-    r"\.(tfrecords?|records?)(-\d+-of-\d+)?(\.(gz|gzip|z|zz|zlib))?\Z", re.IGNORECASE
-)
 
 
 def target_kind(path: Path) -> Kind:
@@ -76,17 +73,6 @@ def source_kind(path: Path) -> Kind:
     return kind
 
 
-def suffix_compression(path: Path) -> Compression | None:
-    """Return the compression that the suffix of a record file stands for."""
-    return SUFFIXES.get(path.suffix.lower())
-
-
-def plain_name(path: Path) -> Path:
-    """Return a name for the plain copy of a compressed record file."""
-    plain = path.with_suffix("") if suffix_compression(path) else path.with_suffix(".plain")
-    return plain if _RECORDS.search(plain.name) else plain.with_name(f"{plain.name}.tfrecord")
-
-
 def shard_pattern(target: Path) -> re.Pattern:
     """Return a pattern of the file names of `target`, sharded or not."""
     # The number of a shard is before the suffixes, which may start at any dot.
@@ -99,7 +85,7 @@ def to_records(
     kind: Kind,
     target: Path,
     *,
-    compression: Compression | None = None,
+    compression: Codec | None = None,
     shard_records: int | None = None,
     overwrite: bool = False,
     limit: int | None = None,
@@ -262,7 +248,7 @@ def _replace(target: Path) -> Iterator[Path]:
 def _kind_of_name(path: Path) -> Kind | None:
     if found := _TABLES.get(path.suffix.lower()):
         return found
-    return "records" if _RECORDS.search(path.name) else None
+    return "records" if RECORD_NAME.search(path.name) else None
 
 
 def _starts_with_record(path: Path) -> bool:

@@ -53,17 +53,17 @@ def read_csv(
     A first pass finds the kinds of the columns.
     """
     kinds = ColumnKinds()
-    names = {path: _read_names(path, delimiter, max_row_bytes, show) for path in paths}
+    names = {path: _read_csv_names(path, delimiter, max_row_bytes, show) for path in paths}
     _check_same_names(names, paths)
     with show("scanning", paths) as progress:
         for path in paths:
-            for where, cells in _read_cells(progress, path, delimiter, max_row_bytes):
+            for where, cells in _read_csv_cells(progress, path, delimiter, max_row_bytes):
                 for name, cell in zip(names[path], cells, strict=True):
-                    _update_kind(kinds, name, cell, where)
+                    _update_csv_kind(kinds, name, cell, where)
     kinds.check()
     with show("converting", paths) as progress:
         for path in paths:
-            for where, cells in _read_cells(progress, path, delimiter, max_row_bytes):
+            for where, cells in _read_csv_cells(progress, path, delimiter, max_row_bytes):
                 named = zip(names[path], cells, strict=True)
                 features = {
                     name: _parse_cell(kinds.get(name), cell, name, where)
@@ -112,11 +112,11 @@ def find_columns(rows: Iterable[Row]) -> list[str]:
     return sorted(names)
 
 
-def _read_cells(
+def _read_csv_cells(
     progress: Progress, path: Path, delimiter: str, limit: int
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the place and the cells of every row but the first."""
-    rows = _read_rows(progress, path, delimiter, limit)
+    rows = _read_csv_rows(progress, path, delimiter, limit)
     _, header = next(rows)
     for where, cells in rows:
         if len(cells) != len(header):
@@ -127,7 +127,7 @@ def _read_cells(
         yield where, cells
 
 
-def _read_rows(
+def _read_csv_rows(
     progress: Progress, path: Path, delimiter: str, limit: int
 ) -> Iterator[tuple[str, list[str]]]:
     earlier = csv.field_size_limit(limit)
@@ -168,9 +168,9 @@ def _check_same_names(names: Mapping[Path, list[str]], paths: Sequence[Path]) ->
             )
 
 
-def _read_names(path: Path, delimiter: str, limit: int, show: ShowProgress) -> list[str]:
+def _read_csv_names(path: Path, delimiter: str, limit: int, show: ShowProgress) -> list[str]:
     with show("scanning", [path]) as progress:
-        where, names = next(_read_rows(progress, path, delimiter, limit), ("", []))
+        where, names = next(_read_csv_rows(progress, path, delimiter, limit), ("", []))
     if not names:
         raise TableError(f"{path} is empty, expected a first line with the names of the columns")
     earlier: set[str] = set()
@@ -186,7 +186,7 @@ def _read_names(path: Path, delimiter: str, limit: int, show: ShowProgress) -> l
     return names
 
 
-def _update_kind(kinds: ColumnKinds, name: str, cell: str, where: str) -> None:
+def _update_csv_kind(kinds: ColumnKinds, name: str, cell: str, where: str) -> None:
     known = kinds.get(name)
     if not cell or known == "bytes":
         return
@@ -242,7 +242,7 @@ def read_jsonl(
     A first pass finds the kind of each feature.
     """
     kinds = ColumnKinds()
-    for where, features in _read_flat_rows("scanning", paths, max_line_bytes, show):
+    for where, features in _read_json_rows("scanning", paths, max_line_bytes, show):
         for name, values in features.items():
             kind = _kind_of_values(values, name, where)
             if kind:
@@ -250,7 +250,7 @@ def read_jsonl(
             if kind == "int64":
                 kinds.note_range(name, values, where)
     kinds.check()
-    for where, features in _read_flat_rows("converting", paths, max_line_bytes, show):
+    for where, features in _read_json_rows("converting", paths, max_line_bytes, show):
         named = features.items()
         yield Row(
             where, {name: _as_array(kinds.get(name), values, name, where) for name, values in named}
@@ -280,7 +280,7 @@ def find_single(rows: Iterable[Row]) -> set[str]:
     return single - several
 
 
-def _read_flat_rows(
+def _read_json_rows(
     verb: str, paths: Sequence[Path], limit: int, show: ShowProgress
 ) -> Iterator[Row]:
     """Yield every line, with the values of each feature in a flat list; null is left out."""

@@ -116,7 +116,7 @@ def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> No
 
 
 def _compression(target: Path, compression: Compression | None) -> Literal["GZIP", "ZLIB"] | None:
-    from ftrain.formats.conversion import suffix_compression
+    from ftrain.formats.records.encoding import suffix_compression
 
     by_suffix = suffix_compression(target)
     by_option: dict[str, Literal["GZIP", "ZLIB"]] = {"gzip": "GZIP", "zlib": "ZLIB"}

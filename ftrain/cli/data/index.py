@@ -53,8 +53,7 @@ def _index(path: Path, on_damage: Literal["raise", "skip"]) -> str:
 
 
 def _refuse_compressed(path: Path) -> None:
-    from ftrain.formats.conversion import plain_name
-    from ftrain.formats.records.encoding import detect_compression
+    from ftrain.formats.records.encoding import detect_compression, plain_name
 
     if compression := detect_compression(path):
         command = shlex.join(["ftrain", "data", "convert", str(path), str(plain_name(path))])

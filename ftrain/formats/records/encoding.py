@@ -5,6 +5,7 @@ A whole file may be compressed with GZIP or ZLIB, which is detected from its fir
 """
 
 import os
+import re
 import stat
 import struct
 import zlib
@@ -32,15 +33,19 @@ TOO_LONG = (
 
 MAX_RECORD_BYTES = 1 << 28  # default limit: 256 MiB
 
-Compression = Literal["auto", "GZIP", "ZLIB"] | None
-WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
-SUFFIXES: dict[str, Literal["GZIP", "ZLIB"]] = {
+Codec = Literal["GZIP", "ZLIB"]
+Compression = Literal["auto"] | Codec | None  # None for plain files
+_WINDOW_BITS: dict[Codec, int] = {"GZIP": 31, "ZLIB": 15}
+_SUFFIXES: dict[str, Codec] = {
     ".gz": "GZIP",
     ".gzip": "GZIP",
     ".z": "ZLIB",
     ".zz": "ZLIB",
     ".zlib": "ZLIB",
 }
+RECORD_NAME = re.compile(
+    r"\.(tfrecords?|records?)(-\d+-of-\d+)?(\.(gz|gzip|z|zz|zlib))?\Z", re.IGNORECASE
+)
 
 _HEAD_BYTES = 64  # the compression is detected from these
 _CHUNK = 1 << 16  # compressed bytes read at once
@@ -73,6 +78,12 @@ class DamagedRecordError(ValueError):
         )
 
 
+def _rebuild_error(
+    path: Path, number: int, offset: int, reason: str, uncompressed: bool
+) -> DamagedRecordError:
+    return DamagedRecordError(path, number, offset, reason, uncompressed=uncompressed)
+
+
 def frame_record(data: bytes) -> bytes:
     """Return `data` framed as one record."""
     length = struct.pack("<Q", len(data))
@@ -85,12 +96,6 @@ def parse_header(header: bytes) -> int | None:
         return None
     length, crc = HEADER.unpack(header)
     return length if crc == masked_crc(header[:8]) else None
-
-
-def _rebuild_error(
-    path: Path, number: int, offset: int, reason: str, uncompressed: bool
-) -> DamagedRecordError:
-    return DamagedRecordError(path, number, offset, reason, uncompressed=uncompressed)
 
 
 def masked_crc(data: bytes) -> int:
@@ -190,7 +195,7 @@ class ByteStream:
             self._file.close()
             raise
         self._inflate = (
-            zlib.decompressobj(WINDOW_BITS[self.compression]) if self.compression else None
+            zlib.decompressobj(_WINDOW_BITS[self.compression]) if self.compression else None
         )
         # An empty file has no records, with any compression.
         self._ended = not self._pending
@@ -262,6 +267,7 @@ class ByteStream:
         GZIP files may be concatenated and padded with zeros; nothing may follow a ZLIB stream.
         """
         assert self._inflate is not None
+        assert self.compression is not None
         rest = self._inflate.unused_data
         if self.compression == "GZIP":
             rest = rest.lstrip(b"\0")
@@ -271,15 +277,15 @@ class ByteStream:
         self._ended = not self._pending
         if self._pending and self.compression == "ZLIB":
             self._failure = "extra bytes follow the end of the ZLIB stream"
-        self._inflate = zlib.decompressobj(WINDOW_BITS[str(self.compression)])
+        self._inflate = zlib.decompressobj(_WINDOW_BITS[self.compression])
 
 
 class DeflatedFile:
     """Compresses data written to `file`; the caller closes the file."""
 
-    def __init__(self, file: BinaryIO, compression: str):
+    def __init__(self, file: BinaryIO, codec: Codec):
         self._file = file
-        self._deflate = zlib.compressobj(wbits=WINDOW_BITS[compression])
+        self._deflate = zlib.compressobj(wbits=_WINDOW_BITS[codec])
 
     def write(self, data: bytes) -> None:
         """Compress and write the data."""
@@ -299,13 +305,24 @@ def check_compression(compression: object) -> None:
         )
 
 
-def detect_compression(path: str | Path) -> str | None:
+def suffix_compression(path: Path) -> Codec | None:
+    """Return the compression that the suffix of a record file stands for."""
+    return _SUFFIXES.get(path.suffix.lower())
+
+
+def plain_name(path: Path) -> Path:
+    """Return a name for the plain copy of a compressed record file."""
+    plain = path.with_suffix("") if suffix_compression(path) else path.with_suffix(".plain")
+    return plain if RECORD_NAME.search(plain.name) else plain.with_name(f"{plain.name}.tfrecord")
+
+
+def detect_compression(path: str | Path) -> Codec | None:
     """Return the compression of a file; None if it is plain."""
     with ByteStream(path) as stream:
         return stream.compression
 
 
-def _choose_compression(path: str | Path, head: bytes, compression: Compression) -> str | None:
+def _choose_compression(path: str | Path, head: bytes, compression: Compression) -> Codec | None:
     detected = _detect_compression(head)
     if compression in ("auto", detected):
         return detected
@@ -322,7 +339,7 @@ def _choose_compression(path: str | Path, head: bytes, compression: Compression)
     )
 
 
-def _detect_compression(head: bytes) -> str | None:
+def _detect_compression(head: bytes) -> Codec | None:
     # A plain file may start with any bytes, so its checksum is checked first.
     if parse_header(head[: HEADER.size]) is not None:
         return None

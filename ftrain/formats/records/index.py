@@ -33,6 +33,7 @@ from ftrain.formats.records.encoding import (
     DamagedRecordError,
     detect_compression,
     parse_header,
+    plain_name,
 )
 from ftrain.formats.records.reading import (
     OnDamage,
@@ -96,7 +97,7 @@ def index_records(
     frames = load_sidecar(path, status, on_damage, max_record_bytes) if sidecar else None
     if frames is None:
         frames = walk_frames(path, on_damage, max_record_bytes)
-        if sidecar and _unchanged(path, status):
+        if sidecar and _is_unchanged(path, status):
             save_sidecar(path, status, on_damage, frames, max_record_bytes)
     _check_lengths(path, frames, max_record_bytes)
     return RecordIndex(
@@ -114,7 +115,7 @@ def _check_lengths(path: Path, frames: Frames, limit: int) -> None:
 
 def _check_uncompressed(path: Path) -> None:
     if compression := detect_compression(path):
-        command = shlex.join(["ftrain", "data", "convert", str(path), str(_plain_name(path))])
+        command = shlex.join(["ftrain", "data", "convert", str(path), str(plain_name(path))])
         raise ValueError(
             f"{path}: is compressed ({compression}), and random access needs a plain file; "
             f"make one with `{command}` and remove this one, "
@@ -122,13 +123,7 @@ def _check_uncompressed(path: Path) -> None:
         )
 
 
-def _plain_name(path: Path) -> Path:
-    """Return a name for the plain file that differs from the compressed one."""
-    name = path.with_suffix(".tfrecord" if path.with_suffix("").suffix != ".tfrecord" else "")
-    return name if name != path else path.with_suffix(".plain.tfrecord")
-
-
-def _unchanged(path: Path, status: os.stat_result) -> bool:
+def _is_unchanged(path: Path, status: os.stat_result) -> bool:
     """Return False if the file changed while it was read: its sidecar would be incomplete."""
     now = os.stat(path)
     return (now.st_size, now.st_mtime_ns) == (status.st_size, status.st_mtime_ns)

@@ -9,9 +9,15 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Literal, Self
+from typing import BinaryIO, Self
 
-from ftrain.formats.records.encoding import SUFFIXES, WINDOW_BITS, DeflatedFile, frame_record
+from ftrain.formats.records.encoding import (
+    Compression,
+    DeflatedFile,
+    check_compression,
+    frame_record,
+    suffix_compression,
+)
 from ftrain.formats.records.index import remove_sidecar
 from ftrain.paths import expanded
 from ftrain.storage import sync
@@ -34,17 +40,16 @@ class RecordWriter:
         self,
         path: str | Path,
         *,
-        compression: Literal["auto", "GZIP", "ZLIB"] | None = "auto",
+        compression: Compression = "auto",
         shard_records: int | None = None,
         shard_bytes: int | None = None,
         overwrite: bool = False,
     ):
-        _check(compression, shard_records, shard_bytes)
+        check_compression(compression)
+        _check_limits(shard_records, shard_bytes)
         self.path = Path(expanded(path))
         self.paths: list[Path] = []
-        self._compression = (
-            SUFFIXES.get(self.path.suffix.lower()) if compression == "auto" else compression
-        )
+        self._compression = suffix_compression(self.path) if compression == "auto" else compression
         self._records_limit = shard_records
         self._bytes_limit = shard_bytes
         self._names = _ShardNames(
@@ -243,15 +248,12 @@ def _unlock_file(lock: BinaryIO) -> None:
 
 def _suffix(path: Path) -> str:
     """Return the suffix, with the one before that of a compression, as in ".tfrecord.gz"."""
-    packed = path.suffix.lower() in SUFFIXES
-    return path.with_suffix("").suffix + path.suffix if packed else path.suffix
+    if suffix_compression(path) is None:
+        return path.suffix
+    return path.with_suffix("").suffix + path.suffix
 
 
-def _check(compression: str | None, shard_records: int | None, shard_bytes: int | None) -> None:
-    if compression not in (None, "auto", *WINDOW_BITS):
-        raise ValueError(
-            f'compression is {compression!r}; it must be "auto", "GZIP", "ZLIB" or None'
-        )
+def _check_limits(shard_records: int | None, shard_bytes: int | None) -> None:
     for name, limit in (("shard_records", shard_records), ("shard_bytes", shard_bytes)):
         if limit is not None and limit < 1:
             raise ValueError(f"{name} is {limit}; it must be at least 1, or None for no limit")
