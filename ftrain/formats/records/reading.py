@@ -144,7 +144,8 @@ class RecordScan:
         at = 0
         delivered = 0
         start = 0
-        # Local names are faster, and this loop runs for every record.
+        # This loop runs for every record: local names are faster, and so are the numbers 12 for
+        # HEADER.size, 4 for FOOTER.size and 16 for FRAME.
         cached = self._cached
         verify = self._verify
         crc_of = google_crc32c.value
