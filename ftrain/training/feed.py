@@ -20,7 +20,7 @@ from ftrain.training.fusion import gaps
 from ftrain.training.hook import Hook, Report, feed_batch
 from ftrain.training.loss import Batch
 from ftrain.training.pieces import Piece, Put, prefetch_pieces
-from ftrain.training.step import CONTRIBUTES
+from ftrain.training.replica_reduction import CONTRIBUTES
 from ftrain.training.stopping import DATA_ENDED, Stopping
 from ftrain.training.trigger import Trigger
 

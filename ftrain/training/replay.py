@@ -18,7 +18,7 @@ from ftrain.training.loss import Batch
 from ftrain.training.metrics import NAN_IF_UNKNOWN
 from ftrain.training.pieces import prefetch_pieces
 from ftrain.training.state import TrainState
-from ftrain.training.step import Step
+from ftrain.training.step import Step, TrainStep
 from ftrain.tree import Tree, named_leaves
 
 LIMIT = 60.0  # seconds for taking steps again
@@ -166,15 +166,14 @@ def locate(step: Step, state: TrainState, batch: Batch) -> list[str]:
         *_not_finite("opt_state", state.opt_state),
         *_not_finite("model_state", state.model_state),
     ]
-    differentiate = getattr(step, "differentiate", None)
-    if differentiate is not None:
-        loss, metrics, _, gradients = jax.jit(differentiate)(state, batch)
+    if isinstance(step, TrainStep):
+        loss, metrics, _, gradients = jax.jit(step.differentiate)(state, batch)
         found += [
             *_not_finite("metrics", {"loss": loss, **metrics}),
             *_not_finite("gradients", gradients),
         ]
     after, metrics = jax.jit(step)(state, batch)
-    known = NAN_IF_UNKNOWN | ({"loss"} if differentiate is not None else set())
+    known = NAN_IF_UNKNOWN | ({"loss"} if isinstance(step, TrainStep) else set())
     found += _not_finite(
         "metrics", {name: value for name, value in metrics.items() if name not in known}
     )
