@@ -190,7 +190,7 @@ class ByteStream:
         self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
         try:
             self._pending = self._file.read(_HEAD_BYTES)
-            self.compression = _choose_compression(path, self._pending, compression)
+            self.compression: Codec | None = _choose_compression(path, self._pending, compression)
         except BaseException:
             self._file.close()
             raise
@@ -324,11 +324,11 @@ def detect_compression(path: str | Path) -> Codec | None:
 
 def _choose_compression(path: str | Path, head: bytes, compression: Compression) -> Codec | None:
     detected = _detect_compression(head)
-    if compression in ("auto", detected):
+    if compression == "auto":
         return detected
     # A file of unknown kind may be a damaged one of the given compression.
     is_unknown = detected is None and parse_header(head[: HEADER.size]) is None
-    if is_unknown or not head:
+    if compression == detected or is_unknown or not head:
         return compression
     found = detected or "a plain record file"
     expected = compression or "a plain record file"

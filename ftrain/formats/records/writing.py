@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from ftrain.formats.records.encoding import (
+    Codec,
     Compression,
     DeflatedFile,
     check_compression,
@@ -49,7 +50,9 @@ class RecordWriter:
         _check_limits(shard_records, shard_bytes)
         self.path = Path(expanded(path))
         self.paths: list[Path] = []
-        self._compression = suffix_compression(self.path) if compression == "auto" else compression
+        self._codec: Codec | None = (
+            suffix_compression(self.path) if compression == "auto" else compression
+        )
         self._records_limit = shard_records
         self._bytes_limit = shard_bytes
         self._names = _ShardNames(
@@ -146,9 +149,7 @@ class RecordWriter:
     def _begin_shard(self) -> None:
         path = self._names.unfinished(self._shards)
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - _end_shard closes it
-        self._output = (
-            self._file if self._compression is None else DeflatedFile(self._file, self._compression)
-        )
+        self._output = self._file if self._codec is None else DeflatedFile(self._file, self._codec)
         self._records = 0
         self._bytes = 0
         self._shards += 1
