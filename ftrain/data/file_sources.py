@@ -256,7 +256,7 @@ class TextSource:
 
     def __init__(
         self,
-        files: str | Path | Sequence[str | Path],
+        files: Files,
         *,
         encoding: str | None = "utf-8",
         skip_empty: bool = False,

@@ -30,9 +30,18 @@ from ftrain.formats.tables import (
 MAX_HEADER_BYTES = 10_000  # numpy's own limit
 _MAX_RANK = 64  # numpy's limit
 _MAX_BYTES = 1 << 62
-_ARCHIVE_ERRORS = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError),
-    *(ValueError, KeyError, IndexError, OverflowError, TypeError),
+_ARCHIVE_ERRORS = (  # what zipfile raises for damaged archives
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
 )
 _CHUNK = 1 << 20  # bytes of all arrays that are read at once, approximately
 _MAX_EMPTY = 1 << 20  # rows of an archive whose rows take no bytes
@@ -90,7 +99,7 @@ def check_compression(member: zipfile.ZipInfo) -> None:
 
 @contextmanager
 def as_value_error(what: str) -> Iterator[None]:
-    """Turn any error of zipfile for a damaged archive into a ValueError that starts with `what`."""
+    """Raise a ValueError that starts with `what` for any error of zipfile in a damaged archive."""
     try:
         yield
     except _ARCHIVE_ERRORS as error:

@@ -86,7 +86,7 @@ class ColumnKinds:
         self._kinds[name] = "float"
 
     def note_range(self, name: str, values: Sequence[int], where: str) -> None:
-        """Remember the first integer of a feature that int64 cannot hold."""
+        """Store the first integer of a feature that int64 cannot hold, for `check`."""
         for value in (min(values), max(values)):
             if value not in _INT64:
                 self._too_large.setdefault(name, (where, value))

@@ -163,7 +163,7 @@ class Padded(_SpecEntry):
 
     @property
     def pad_value(self) -> Any:
-        """The pad in the kind of the values."""
+        """The pad; b"" instead of the default 0 for bytes."""
         return _default_pad(self.pad, self.dtype)
 
     def arrays(self, name: str, column: Column, where: Where) -> dict[str, np.ndarray]:
@@ -299,7 +299,7 @@ class Steps(_SpecEntry):
 
     @property
     def pad_value(self) -> Any:
-        """The pad in the kind of the values."""
+        """The pad; b"" instead of the default 0 for bytes."""
         return _default_pad(self.pad, self.step.dtype)
 
     def arrays(

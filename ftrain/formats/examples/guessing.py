@@ -41,7 +41,7 @@ class FeatureGuess:
 
     @property
     def entry(self) -> Entry | Steps | None:
-        """The entry of a spec; None if records differ in kind, or have no values at all."""
+        """The entry of a spec; None if records differ in kind, or none has values."""
         if len(self.kinds) != 1:
             return None
         (kind,) = self.kinds
@@ -64,7 +64,7 @@ class FeatureGuess:
         return None
 
     def add(self, message: Any) -> None:
-        """Include one Feature."""
+        """Add one Feature to the statistics."""
         field = message.WhichOneof("kind")
         if field is None:
             self.missing += 1
