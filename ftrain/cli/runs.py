@@ -1,4 +1,4 @@
-"""Run directories, as commands take them."""
+"""Run directories that commands open."""
 
 import dataclasses
 import time
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def wait_for_run(run: Path, timeout: float | None) -> None:
-    """Wait until a run has begun in a directory; a minute if there is no other limit."""
+    """Wait until a run has begun in a directory, at most `timeout` seconds; by default 60."""
     from ftrain.config.run_directory import CONFIG
 
     deadline = time.monotonic() + (60.0 if timeout is None else timeout)
@@ -22,7 +22,7 @@ def wait_for_run(run: Path, timeout: float | None) -> None:
 
 
 def open_run(run: Path) -> "Job":
-    """The job that a run directory holds."""
+    """Return the job of a run directory, on one device if its mesh does not fit this machine."""
     import jax
 
     from ftrain.cluster.mesh import AXES, sizes
@@ -37,13 +37,13 @@ def open_run(run: Path) -> "Job":
     asked = planned.calls["mesh"].arguments
     try:
         sizes(**{axis: asked[axis] for axis in AXES}, devices=jax.device_count())
-    except ValueError:  # it was trained on more devices than there are here
+    except ValueError:  # it was trained on more devices than this machine has
         planned = on_one_device(planned)
     return build(planned, directory=run)
 
 
 def on_one_device(planned: "Plan") -> "Plan":
-    """The same plan for a mesh that is always there."""
+    """Return the same plan for a mesh of one device, which every machine has."""
     call = planned.calls["mesh"]
     one = dataclasses.replace(call, arguments=call.arguments | {"data": 1, "fsdp": 1, "model": 1})
     return dataclasses.replace(planned, calls=planned.calls | {"mesh": one})
