@@ -217,7 +217,7 @@ def test_a_mistake_names_the_hook(tmp_path, table, message):
         ),
         (
             "checkpoint.listeners=['regression:note']",
-            "'regression:note' is not a class of listeners",
+            "'regression:note' is not a subclass of ftrain.hooks.SaveListener",
         ),
     ],
 )
