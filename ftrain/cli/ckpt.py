@@ -140,7 +140,7 @@ def export(
     by_name = out.suffix.removeprefix(".") if out else ""
     if to is None and out is not None and by_name not in ("safetensors", "npz"):
         raise typer.BadParameter(
-            f"{out} has neither the suffix .safetensors nor .npz; say --to safetensors or --to npz"
+            f"{out} has neither the suffix .safetensors nor .npz; pass --to safetensors or --to npz"
         )
     if to is not None and by_name in {"safetensors", "npz"} - {to}:
         raise typer.BadParameter(f"{out} would be {to}; the format and the suffix do not agree")
@@ -208,7 +208,7 @@ def _split(run: Path, steps: list[str] | None) -> tuple[Path, list[str]]:
     if steps:
         return run, steps
     if not run.name.partition(".")[0].isdecimal():
-        raise typer.BadParameter(f"which steps of {run}? say {run} STEP...")
+        raise typer.BadParameter(f"the steps are missing: pass {run} STEP...")
     return run.parent, [run.name]
 
 

@@ -154,6 +154,6 @@ def _join_timing(arguments: Table) -> Table:
     triggers = [trigger for trigger in ways if trigger is not None]
     if len(triggers) > 1:
         raise ValueError(
-            "says when in two ways: use every_steps and every_secs, or at_steps, or first_steps"
+            "has two kinds of timing: use every_steps and every_secs, or at_steps, or first_steps"
         )
     return rest | {"when": triggers[0]} if triggers else rest

@@ -33,7 +33,7 @@ from ftrain.config.functions import (
     instances_of,
     kind_of,
     parameters,
-    suggest,
+    suggest_or_list,
 )
 from ftrain.config.load import Config, ConfigError, Table
 
@@ -114,7 +114,7 @@ def check_table(
     prefix = f"{key}." if key else ""
     for name in table:
         if name not in accepted:
-            hint = _replace_hint(key, name, config) or suggest(name, [*accepted, *more])
+            hint = _replace_hint(key, name, config) or suggest_or_list(name, [*accepted, *more])
             raise config.error(prefix + name, f"unknown key{hint}")
     for parameter in accepted.values():
         if parameter.required and parameter.name not in table:
@@ -158,15 +158,17 @@ def _check_of_table(key: str, forms: tuple[Form, ...], value: Table, config: Con
     calls = [each for each in forms if isinstance(each, Made)]
     tables = [each for each in forms if isinstance(each, (Record, Entries))]
     functions = [each for each in calls if each.role != "instance"]
-    says_name = isinstance(value.get("name"), str)
+    has_function_name = isinstance(value.get("name"), str)
     has_anything = Anything() in forms
     if tables and (
-        not says_name or any(_has_name(each) for each in tables) or not (functions or has_anything)
+        not has_function_name
+        or any(_has_name(each) for each in tables)
+        or not (functions or has_anything)
     ):
         return _first_fit(key, tables, value, config)
     if has_anything:
-        return component(key, UNKNOWN, value, config) if says_name else value
-    if functions or (calls and says_name):
+        return component(key, UNKNOWN, value, config) if has_function_name else value
+    if functions or (calls and has_function_name):
         return component(key, kind_of((functions or calls)[0]), value, config)
     return _check_scalar(key, forms, value, config)
 
@@ -275,9 +277,10 @@ def _is_record(form: Form, default: Any) -> bool:
 
 def _fields(key: str, default: Any, table: Table, config: Config) -> Call:
     """Return a call that copies a default with some fields changed."""
+    is_dataclass = dataclasses.is_dataclass(default)
 
     def replace(**fields: Any) -> Any:
-        if dataclasses.is_dataclass(default):
+        if is_dataclass:
             return dataclasses.replace(default, **fields)
         return default._replace(**fields)
 

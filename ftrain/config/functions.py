@@ -24,7 +24,7 @@ from ftrain.config.forms import (
     is_record,
     show_type,
 )
-from ftrain.suggestions import suggest as suggest_nearest
+from ftrain.suggestions import suggest
 from ftrain.training import Hook, Trigger
 
 # The keys of a config for an argument `when: Trigger`, and their types.
@@ -249,9 +249,8 @@ class Kind:
             raise LookupError(f"{name!r} is not a full name; write package.module:name")
         found = self.components().get(name)
         if found is None:
-            raise LookupError(
-                f"there is no {name!r} in {self.room.__name__}{suggest(name, self.components())}"
-            )
+            hint = suggest_or_list(name, self.components())
+            raise LookupError(f"there is no {name!r} in {self.room.__name__}{hint}")
         return found
 
 
@@ -308,11 +307,11 @@ def instances_of(annotation: Any) -> Kind:
     return Kind(None, f"an instance of {show_type(annotation)}", cls, is_made)
 
 
-def suggest(wrong: str, valid: Iterable[str]) -> str:
+def suggest_or_list(wrong: str, valid: Iterable[str]) -> str:
     """Return the end of an error message: the nearest valid name, or all if none is near."""
     valid = sorted(valid)
     everything = f"; there are {', '.join(valid)}" if valid else ""
-    return suggest_nearest(wrong, valid) or everything
+    return suggest(wrong, valid) or everything
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -326,7 +325,7 @@ def find(name: str) -> Callable[..., Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            hint = suggest_nearest(part, dir(found))
+            hint = suggest(part, dir(found))
             raise LookupError(
                 f"{name!r} is missing: {module} has no function {attribute}{hint}"
             ) from None

@@ -112,7 +112,7 @@ def _base_path(file: Path, written: Any) -> Path:
         raise ConfigError(f"{file}: {EXTENDS}: {error}") from None
 
 
-def _merge_chain(chain: Mapping[Path, Table]) -> tuple[Table, dict[str, Path]]:
+def _merge_chain(chain: dict[Path, Table]) -> tuple[Table, dict[str, Path]]:
     """Merge a config into the files that it extends; return the values and the file of each key."""
     values: Table = {}
     files: dict[str, Path] = {}

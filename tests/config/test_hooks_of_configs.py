@@ -179,7 +179,7 @@ def test_the_schema_knows_hooks(config):
         ),
         (
             'name = "Callback"\nfunction = "regression:note"\nevery_steps = 3\nat_steps = [4]',
-            "says when in two ways",
+            "has two kinds of timing",
         ),
         ('metric = "loss"', "hooks.0.name: is missing; name one of Callback, FeedBatch"),
         (
