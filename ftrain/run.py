@@ -13,11 +13,11 @@ import optax
 
 from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.data import Piece, Pipeline
+from ftrain.data import Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
     CrashBundle,
-    DataWatch,
+    DataFingerprint,
     LogFile,
     Logging,
     ProgressBar,
@@ -26,7 +26,7 @@ from ftrain.hooks import (
     StopOnNaN,
     SummarySaver,
 )
-from ftrain.hooks.saving import LOCK
+from ftrain.hooks.checkpoint import LOCK
 from ftrain.launching.reporter import reporter_of_this_process
 from ftrain.optimizers import LearningRate
 from ftrain.paths import local_path
@@ -45,6 +45,7 @@ from ftrain.training.compiled_step import axis_of
 from ftrain.training.consensus import LIMIT
 from ftrain.training.loss import LossFunction
 from ftrain.training.options import LoopOptions, check_options
+from ftrain.training.pieces import Piece
 from ftrain.training.record import CONFIG, Ingredients, RunMismatchError, RunRecord, set_aside
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
@@ -301,7 +302,7 @@ def _complete(
         add_unless_given(SummarySaver(directory))
         add_unless_given(CrashBundle(directory))
         if isinstance(data, Pipeline):
-            add_unless_given(DataWatch(directory, data))
+            add_unless_given(DataFingerprint(directory, data))
     add_unless_given(Logging(), ProgressBar)
     add_unless_given(StopOnNaN())
     add_unless_given(StepCounter(when=_written_when(complete)))

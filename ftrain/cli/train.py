@@ -84,7 +84,7 @@ def _train(
     from rich.console import Console
 
     from ftrain.cli.distributed import build_chief_first, claim_directory, injected_faults
-    from ftrain.hooks import Ledger, ProgressBar
+    from ftrain.hooks import DigestLog, ProgressBar
     from ftrain.run import Run
     from ftrain.tree import count_elements
 
@@ -96,7 +96,7 @@ def _train(
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
     started = time.monotonic()
     hooks = [*job.hooks(bar), _first_step_hook()]
-    hooks += [Ledger(ledger)] if ledger else []
+    hooks += [DigestLog(ledger)] if ledger else []
     faults = injected_faults(job.directory, group.index)
     hooks += [faults] if faults else []
     options = job.loop_options | {"group": group}

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 
 from ftrain.coordination import Coordinator, call_all
-from ftrain.data import Piece
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.hook import Hook, Listener, Report, StateSaver, Value
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
+from ftrain.training.pieces import Piece
 from ftrain.training.replay import PastStep, Replayer
 from ftrain.training.state import TrainState
 from ftrain.training.stopping import Stopping

@@ -1,4 +1,4 @@
-"""The hook that writes what a run measures to files."""
+"""The hook that writes metrics to event files and metrics.jsonl."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +10,10 @@ from ftrain.training.hook import WRITE, Value
 
 
 class SummarySaver(Hook):
-    """Write metrics, and all that other hooks publish, to an event file for TensorBoard and to `metrics.jsonl`.
+    """Write metrics and published values to an event file for TensorBoard and to `metrics.jsonl`.
 
-    A thread writes; before a checkpoint is taken the run waits until all is written. The last step is written too, at
-    the end, if it was not yet, which the reference does not do.
+    A thread writes; before a checkpoint is saved the run waits for pending writes. The last step is
+    always written, at the end of the run; TensorFlow 1 does not do that.
     """
 
     needs_state = False
@@ -21,7 +21,8 @@ class SummarySaver(Hook):
     order = WRITE
 
     def __init__(self, directory: str | Path, *, when: Trigger = every(steps=100)):
-        self.directory, self.when = local_path(directory), when
+        self.directory = local_path(directory)
+        self.when = when
         self._writer: BackgroundWriter | None = None
         self._written = 0  # the newest step whose metrics were written
 

@@ -1,37 +1,35 @@
-"""The hook that measures speed."""
+"""The hook that measures steps, examples and operations per second."""
 
 from collections import deque
 
 from ftrain.training import Hook, Metrics, Report, Trigger, every
 from ftrain.training.hook import MEASURE
 
-SHORTEST = (
-    0.25  # seconds; over less, how long the loop waited for its turn on the processor would show
-)
+SHORTEST = 0.25  # seconds; over less time, delays of the operating system would show
 
 
 class Speed:
-    """Steps per second between finished steps: since the last one measured or, if that is too recent, an earlier one.
+    """Steps per second since the last measurement or, if that is too recent, an earlier one.
 
-    The loop sees a step finish when it looks, not at the very moment. Over `SHORTEST` seconds and more that makes no
+    The loop notices a finished step a little late. Over `SHORTEST` seconds that makes no
     difference.
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, float]] = (
-            deque()
-        )  # steps, and when they finished; speed is since the first
+        # Steps, and when they finished; speed is measured since the first of them.
+        self._marks: deque[tuple[int, float]] = deque()
 
     def clear(self) -> None:
+        """Forget all measurements."""
         self._marks.clear()
 
     def start(self, step: int, time: float) -> None:
-        """Measure from here on, unless it has been started."""
+        """Measure from this step on, unless that has started already."""
         if not self._marks:
             self._marks.append((step, time))
 
     def measure(self, step: int, time: float) -> float | None:
-        """Steps per second up to here; None the first time, or if no time has passed."""
+        """Steps per second up to this step; None the first time, or if no time has passed."""
         while len(self._marks) > 1 and time - self._marks[1][1] >= SHORTEST:
             self._marks.popleft()
         first, moment = self._marks[0] if self._marks else (step, time)
@@ -40,11 +38,12 @@ class Speed:
 
 
 class StepCounter(Hook):
-    """Publish `steps_per_second`, measured since the last time, and with it examples and operations per second.
+    """Publish `steps_per_second` since the last time, and examples and operations per second.
 
-    Time is taken when steps finish. If the last time is less than a quarter of a second ago, speed is measured since an
-    earlier one. The first time is the end of the first step, so that compilation is left out. `examples_per_second` is
-    there if all arrays of a batch share their first axis, `flops_per_second` if the compiler tells what a step costs.
+    Time is taken when steps finish. If the last measurement is less than a quarter of a second old,
+    an earlier one is used. The first one is the end of the first step, so compilation is excluded.
+    `examples_per_second` needs batches whose arrays share their first axis, `flops_per_second` a
+    compiler that reports the cost of a step.
     """
 
     needs_state = False

@@ -1,4 +1,4 @@
-"""The hook that keeps a step that failed."""
+"""The hook that keeps a failed step."""
 
 import json
 import shlex
@@ -11,10 +11,11 @@ from ftrain.training.replay import PastStep
 
 
 class CrashBundle(Hook):
-    """When a step fails, or a NaN is found, keep in `directory`/crash/<step> all that it takes to see it again.
+    """When a step fails, or a NaN is found, write `directory`/crash/<step>, to take the step again.
 
-    That is the state before the step, taken again from the newest checkpoint or the start, for a minute at most; the
-    batch and what it was made of; the rng, the message and the versions. `ftrain replay` takes the step again.
+    It has the state before the step, computed from the newest checkpoint or the start in at most a
+    minute; the batch and what it consists of; the rng, the error message and the versions.
+    `ftrain replay` takes the step again.
     """
 
     chief_only = True
@@ -33,4 +34,4 @@ class CrashBundle(Hook):
         place = str(self.directory)
         in_python = f"ftrain.training.read_crash({json.dumps(place)})"
         way = f"ftrain replay {shlex.quote(place)}" if has_config else in_python
-        error.add_note(f"kept in {crash.directory}; to see it again: {way}")
+        error.add_note(f"kept in {crash.directory}; to take the step again: {way}")

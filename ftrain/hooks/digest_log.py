@@ -1,4 +1,4 @@
-"""The ledger: digests of everything that a run is, step by step, so that two runs can be compared."""
+"""The digest log: digests of the batch and the state of every step, to compare two runs."""
 
 import json
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from ftrain.training.loss import Batch
 Line = dict[str, Any]  # step, state: digest by leaf, batch: digest by leaf
 
 
-class Ledger(Hook):
-    """Write one line for each step: the digests of its batch, and of every leaf of the state after it.
+class DigestLog(Hook):
+    """Write one line per step: the digests of its batch and of every leaf of the state after it.
 
-    It looks at every state, so steps are taken one by one, and takes its time; it is there to prove something. After a
-    restart it goes on in the same file, so that steps that were taken again stand there twice.
+    It reads every state, so steps are taken one by one, slowly. After a restart it appends to the
+    same file, so steps that were taken again appear twice.
     """
 
     when = every(steps=1)
@@ -33,7 +33,7 @@ class Ledger(Hook):
     def begin(self, report: Report) -> None:
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_half_a_line(self.path)
+        _drop_incomplete_line(self.path)
         self._file = open(self.path, "a")  # noqa: SIM115 - close() closes it
         self._write({"step": report.step, "begun": True, "state": digest_leaves(report.state)})
 
@@ -57,8 +57,8 @@ class Ledger(Hook):
             self._file.flush()
 
 
-def read_ledger(path: Path, start: int = 0) -> tuple[list[Line], int]:
-    """The lines that are complete from a position on, and the position after them."""
+def read_digest_log(path: Path, start: int = 0) -> tuple[list[Line], int]:
+    """The complete lines from a position on, and the position after them."""
     if not path.exists():
         return [], start
     with open(path, "rb") as file:
@@ -68,20 +68,21 @@ def read_ledger(path: Path, start: int = 0) -> tuple[list[Line], int]:
     return [json.loads(line) for line in complete.splitlines()], start + len(complete)
 
 
-def first_difference(line: Line, wanted: Line) -> str | None:
-    """What of a step is not as it was in the other run: the leaf of its batch or of its state."""
+def first_difference(line: Line, expected: Line) -> str | None:
+    """The leaf of the batch or the state that differs between two runs, or None."""
     for part in ("batch", "state"):
-        found, expected = line.get(part), wanted.get(part)
-        if found is None or expected is None:
+        here = line.get(part)
+        there = expected.get(part)
+        if here is None or there is None:
             continue
-        names = [name for name in (*expected, *found) if found.get(name) != expected.get(name)]
+        names = [name for name in (*there, *here) if here.get(name) != there.get(name)]
         if names:
             return f"{part} leaf {names[0]}"
     return None
 
 
-def _drop_half_a_line(path: Path) -> None:
-    """What a killed process was writing."""
+def _drop_incomplete_line(path: Path) -> None:
+    """Remove the line that a killed process was writing."""
     if path.exists():
         data = path.read_bytes()
         path.write_bytes(data[: data.rfind(b"\n") + 1])

@@ -1,4 +1,4 @@
-"""What a run is trained on, noted in its directory, so that going on with something else is told."""
+"""The hook that warns if a run resumes with other data than it started with."""
 
 import json
 import warnings
@@ -12,19 +12,20 @@ from ftrain.paths import local_path
 from ftrain.storage import retry
 from ftrain.training import Hook, Report
 
-NOTE = "data.json"
+FILE = "data.json"
 
 
-class DataWatch(Hook):
-    """Write what the pipeline is made of to data.json; warn if a run that is resumed has another one.
+class DataFingerprint(Hook):
+    """Write what the pipeline consists of to data.json; warn if a resumed run has another one.
 
-    It goes on then, but is no longer the run that it would have been.
+    The run continues, but differs from an uninterrupted one.
     """
 
     chief_only = True
 
     def __init__(self, directory: str | Path, data: Pipeline):
-        self._path, self._data = local_path(directory) / NOTE, data
+        self._path = local_path(directory) / FILE
+        self._data = data
 
     def begin(self, report: Report) -> None:
         now = self._data.summary()
@@ -36,10 +37,11 @@ class DataWatch(Hook):
         ]
         if changed:
             warnings.warn(
-                f"this run goes on at step {report.step} with other data than it began with: {'; '.join(changed)}",
+                f"this run resumes at step {report.step} with other data than it started with: "
+                f"{'; '.join(changed)}",
                 stacklevel=2,
             )
-        with suppress(OSError):  # a run does not fail for want of a note
+        with suppress(OSError):  # a missing fingerprint is no reason to fail
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, json.dumps(now, indent=1) + "\n")
 
@@ -51,7 +53,8 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         warnings.warn(
-            f"{path} cannot be read, so the data cannot be compared with it: {error}", stacklevel=2
+            f"{path} cannot be read, so the data cannot be compared with it: {error}",
+            stacklevel=2,
         )
         return {}
     return found if isinstance(found, dict) else {}
