@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 def wait_for_run(run: Path, timeout: float | None) -> None:
     """Wait until a run has begun in a directory, at most `timeout` seconds; by default 60."""
-    from ftrain.config.run_directory import CONFIG
+    from ftrain.config.load import RUN_CONFIG
 
     deadline = time.monotonic() + (60.0 if timeout is None else timeout)
-    while not exists(run / CONFIG) and time.monotonic() < deadline:
+    while not exists(run / RUN_CONFIG) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
@@ -27,13 +27,13 @@ def open_run(run: Path) -> "Job":
 
     from ftrain.cluster.mesh import AXES, sizes
     from ftrain.config import ConfigError, build, load, plan
-    from ftrain.config.run_directory import CONFIG
+    from ftrain.config.load import RUN_CONFIG
 
-    if not exists(run / CONFIG):
+    if not exists(run / RUN_CONFIG):
         raise ConfigError(
-            f"{run / CONFIG}: there is no such file; RUN is a directory that `ftrain train` made"
+            f"{run / RUN_CONFIG}: there is no such file; RUN is a directory that `ftrain train` made"
         )
-    planned = plan(load(run / CONFIG))
+    planned = plan(load(run / RUN_CONFIG))
     asked = planned.calls["mesh"].arguments
     try:
         sizes(**{axis: asked[axis] for axis in AXES}, devices=jax.device_count())

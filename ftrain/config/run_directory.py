@@ -12,12 +12,11 @@ import tomli_w
 
 from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.config.load import ConfigError, Table, load, read_toml
+from ftrain.config.load import RUN_CONFIG, ConfigError, Table, load, read_toml
 from ftrain.config.plan import plan
 from ftrain.launching.protocol import LAUNCHER
 from ftrain.storage import exists, is_transient, list_names, replacing, retry
 
-CONFIG = "config.toml"
 LOCK = "run.lock"
 # Keys that may change when a run resumes: they do not change its numbers.
 _NEUTRAL = ("run.directory", "data.threads", "data.workers", "mesh.", "sharding.", "cluster.")
@@ -51,7 +50,7 @@ def _read_lock(path: Path) -> str:
 
 def compare(directory: Path, resolved: Table) -> list[str]:
     """Return the differences to the config of a directory; none before its first checkpoint."""
-    path = directory / CONFIG
+    path = directory / RUN_CONFIG
     if not exists(path):
         return []
     try:
@@ -90,12 +89,12 @@ def _write_config(directory: Path, resolved: Table, accept_changes: bool) -> Non
     differences = compare(directory, resolved)
     if differences and not accept_changes:
         raise ConfigError(
-            f"{directory / CONFIG} is of another run: {'; '.join(differences)}\n"
+            f"{directory / RUN_CONFIG} is of another run: {'; '.join(differences)}\n"
             "choose another directory, run.directory=PATH, or accept the changes, --accept-changes"
         )
     if differences:
-        _unused(directory).write_bytes((directory / CONFIG).read_bytes())
-    with replacing(directory / CONFIG, directory / f"{CONFIG}.new") as temporary:
+        _unused(directory).write_bytes((directory / RUN_CONFIG).read_bytes())
+    with replacing(directory / RUN_CONFIG, directory / f"{RUN_CONFIG}.new") as temporary:
         temporary.write_bytes(tomli_w.dumps(resolved).encode())
 
 
