@@ -31,7 +31,8 @@ def open_run(run: Path) -> "Job":
 
     if not exists(run / RUN_CONFIG):
         raise ConfigError(
-            f"{run / RUN_CONFIG}: there is no such file; RUN is a directory that `ftrain train` made"
+            f"{run / RUN_CONFIG}: there is no such file; "
+            "RUN is a directory that `ftrain train` made"
         )
     planned = plan(load(run / RUN_CONFIG))
     asked = planned.calls["mesh"].arguments
