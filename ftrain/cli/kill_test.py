@@ -14,7 +14,7 @@ import typer
 
 from ftrain.checkpoints import latest_checkpoint, open_reader
 from ftrain.checkpoints.array_values import compare_values
-from ftrain.hooks.digest_log import Line, first_difference, read_digest_log
+from ftrain.hooks.diagnostics import Line, first_difference, read_digest_log
 from ftrain.launching import LaunchSpec, Screen
 from ftrain.launching.child_environment import child_environments, open_lifeline
 from ftrain.launching.child_processes import ChildGroup

@@ -3,15 +3,12 @@
 from ftrain.hooks.callback import Callback, FeedBatch, FinalOps
 from ftrain.hooks.checkpoint import CheckpointSaver, SaveListener, WaitForStep
 from ftrain.hooks.console import LogFile, Logging, ProgressBar
-from ftrain.hooks.crash import CrashBundle
-from ftrain.hooks.data_fingerprint import DataFingerprint
-from ftrain.hooks.digest_log import DigestLog
+from ftrain.hooks.diagnostics import CrashBundle, DataFingerprint, DigestLog
 from ftrain.hooks.evaluating import Evaluator
 from ftrain.hooks.faults import Faults
 from ftrain.hooks.profiling import Profiler
 from ftrain.hooks.stopping import NotFiniteError, StopAtStep, StopOnNaN, StopWhen
-from ftrain.hooks.summary import SummarySaver
-from ftrain.hooks.throughput import StepCounter
+from ftrain.hooks.summary import StepCounter, SummarySaver
 
 __all__ = [
     "Callback",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ftrain.hooks.throughput import Speed
+from ftrain.hooks.summary import Speed
 from ftrain.paths import local_path
 from ftrain.training import Hook, Report, Trigger, every
 from ftrain.training.hook import WRITE, Value

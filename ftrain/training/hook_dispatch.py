@@ -151,7 +151,7 @@ class HookDispatch:
         call_all([functools.partial(end, hook) for hook in self._hooks])
 
     def save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """After Ctrl-C: save the state after the newest step, and note on `interrupt` if that worked."""
+        """After Ctrl-C: save the newest state, and add a note to `interrupt` about it."""
         position = self._position
         if position.state is None:
             return

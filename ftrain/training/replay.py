@@ -129,7 +129,7 @@ def forward(
     *,
     limit: float = LIMIT,
 ) -> TrainState:
-    """The state before step number `step`, computed from an earlier one by taking the steps again."""
+    """The state before `step`, computed from an earlier one by taking the steps again."""
     start = int(state.step)
     if start > step - 1:
         raise ReplayError(f"the earliest state available is of step {start}, after step {step - 1}")

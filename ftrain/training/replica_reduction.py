@@ -1,4 +1,4 @@
-"""Replicas of a step, each with a part of the batch: their means, and replicas that are left out."""
+"""Means over the replicas of a step, each with a part of the batch; late ones are left out."""
 
 from collections.abc import Mapping
 

@@ -52,31 +52,36 @@ def make_step(
 ) -> "TrainStep":
     """The pure step `(state, batch) -> (state, metrics)` that follows the gradient of `loss_fn`.
 
-    Metrics are those of the loss function and always `loss`, `learning_rate` and `gradient_norm` (before clipping);
-    with an optimizer that skips updates, such as one in a `guard`, also `update_skipped` and `updates_skipped`, and
-    with `loss_scaling` the `loss_scale`. A table that is read through `ftrain.gradients.lookup` gets a gradient of the
-    rows that were read, if the optimizer takes one. Parameters that the optimizer freezes, by `optax.set_to_zero()`,
-    have no part in the norm.
+    Metrics are those of the loss function and always `loss`, `learning_rate` and `gradient_norm`
+    (before clipping); with an optimizer that skips updates, such as one in a `guard`, also
+    `update_skipped` and `updates_skipped`, and with `loss_scaling` the `loss_scale`. A table that
+    is read through `ftrain.gradients.lookup` gets a row-sparse gradient, if the optimizer accepts
+    one. Parameters that the optimizer freezes, by `optax.set_to_zero()`, do not count in the norm.
 
     Args:
       loss_fn: `(params, batch, rng) -> loss` or `-> (loss, metrics)`; with `with_model_state`,
-        `(params, batch, rng, model_state) -> (loss, metrics, model_state)`. The loss and each metric is a scalar, which
-        counts as a mean over examples, or a `ftrain.WeightedMean`: return that for a mean over anything else, such as
-        the tokens that are not masked, of which parts of a batch have different numbers.
-      clip_global_norm: the length that gradients are scaled down to.
-      accumulate: in how many parts the batch is differentiated, one after the other, to save memory. Each part draws
-        random numbers of its own.
-      averages: the decay of moving averages of the parameters, a -= (1 - decay) * (a - p); create the state with
-        `averages=True`, or with a pattern for some of them. Those of a table cost time for all of its rows.
-      averages_ramp: use the smaller of `averages` and (1 + n) / (10 + n) as the decay of step n, so that averages leave
-        the initial parameters quickly: `num_updates` of TensorFlow 1's ExponentialMovingAverage.
-      merge_rows: whether rows of a table that a batch reads twice are summed before their norm is taken, as in the
-        gradient of the whole table. False takes the norm of what was read, as TensorFlow 1 does for IndexedSlices.
-      replicas: the axis over which replicas of this step, each with its part of the batch, take their means, for
-        `shard_map` and `pmap`. The model state should be means over examples. Random numbers are its own in each.
-        Examples that an entry CONTRIBUTES of the batch gives a weight of 0 leave their replica out.
-      learning_rate: shown in the metrics for an optimizer whose state does not tell its rate, as plain optax ones;
-        without it they show NaN.
+        `(params, batch, rng, model_state) -> (loss, metrics, model_state)`. The loss and each
+        metric is a scalar, which counts as a mean over examples, or a `ftrain.WeightedMean`: return
+        that for any other mean, such as one over unmasked tokens, whose number differs between
+        parts of a batch.
+      clip_global_norm: the largest global norm of the gradients; longer ones are scaled down.
+      accumulate: the number of microbatches that a batch is split into, to save memory. Each has
+        its own random numbers.
+      averages: the decay of moving averages of the parameters, a -= (1 - decay) * (a - p); create the
+        state with `averages=True`, or with a pattern for some of them. Averages of a table cost
+        time for all of its rows.
+      averages_ramp: use the smaller of `averages` and (1 + n) / (10 + n) as the decay of step n, so
+        that averages leave the initial parameters quickly: `num_updates` of TensorFlow 1's
+        ExponentialMovingAverage.
+      merge_rows: whether rows of a table that a batch reads twice are summed before the norm is
+        computed, as in the gradient of the whole table. False uses the rows as they were read, as
+        TensorFlow 1 does for IndexedSlices.
+      replicas: the axis of replicas, each with its part of the batch, over which means are taken, for
+        `shard_map` and `pmap`. The model state should be means over examples. Each replica has its
+        own random numbers. A replica whose examples have weight 0 in the entry CONTRIBUTES of the
+        batch is left out.
+      learning_rate: shown in the metrics for an optimizer whose state has no learning rate, such as
+        those of optax; without it they show NaN.
     """
     if clip_global_norm is not None and not clip_global_norm > 0:  # infinity clips nothing
         raise ValueError(f"clip_global_norm must be > 0, got {clip_global_norm}")
@@ -198,8 +203,10 @@ def _average(state: TrainState, params: Tree, decay: float | None, ramp: bool) -
 
 
 def _shown_skips(before: Tree, after: Tree) -> Metrics:
-    """What transforms that skip updates tell of this one."""
-    scale, earlier, now = loss_scale(after), skipped_updates(before), skipped_updates(after)
+    """The metrics of transforms that skip updates."""
+    scale = loss_scale(after)
+    earlier = skipped_updates(before)
+    now = skipped_updates(after)
     shown = {} if scale is None else {"loss_scale": scale}
     if earlier is not None and now is not None:
         shown |= {"update_skipped": now - earlier, "updates_skipped": now}
@@ -207,9 +214,9 @@ def _shown_skips(before: Tree, after: Tree) -> Metrics:
 
 
 def _shown_rate(opt_state: Tree, learning_rate: LearningRate | None, step: jax.Array) -> jax.Array:
-    """The rate that the optimizer's state tells, or else the one given, or else NaN for not known."""
-    told = current_learning_rate(opt_state)
-    if told is not None:
-        return told
+    """The rate in the state of the optimizer, or else the given one, or else NaN for unknown."""
+    current = current_learning_rate(opt_state)
+    if current is not None:
+        return current
     value = learning_rate(step) if callable(learning_rate) else learning_rate
     return jnp.asarray(jnp.nan if value is None else value, jnp.float32)
