@@ -25,7 +25,7 @@ from ftrain.checkpoints.catalog import read_catalog
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.manifest import format_manifest, read_manifest
 from ftrain.checkpoints.verification import verify
-from ftrain.cli.ckpt.list import list_checkpoints
+from ftrain.cli.ckpt import list_checkpoints
 from ftrain.cluster import ClusterSpec, membership
 from ftrain.config import ConfigError, load, plan
 from ftrain.data import ArraySource
