@@ -1,7 +1,7 @@
 """Checkpoints: save any pytree, verify what was written, and restore it."""
 
 from ftrain.checkpoints.catalog import Catalog, Record, read_catalog
-from ftrain.checkpoints.errors import CheckpointError, DamagedError, MismatchError, SaveError
+from ftrain.checkpoints.errors import CheckpointError, DamagedError, LeafMismatchError, SaveError
 from ftrain.checkpoints.lock import HeldElsewhereError, InUseError, hold, is_held
 from ftrain.checkpoints.manager import CheckpointManager
 from ftrain.checkpoints.paths import (
@@ -31,7 +31,7 @@ __all__ = [
     "DamagedError",
     "HeldElsewhereError",
     "InUseError",
-    "MismatchError",
+    "LeafMismatchError",
     "Record",
     "SaveError",
     "VocabInfo",

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ftrain.checkpoints.errors import CheckpointError, MismatchError
+from ftrain.checkpoints.errors import CheckpointError, LeafMismatchError
 
 _UNKNOWN = "?"  # plain Orbax does not record whether a leaf is a random key
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
@@ -84,10 +84,10 @@ def match(
             f"expected {_describe_kind(expected[name])}"
             for name in misfits
         ]
-        raise MismatchError(path, phrases, _WAY_OUT if hint else "")
+        raise LeafMismatchError(path, phrases, _WAY_OUT if hint else "")
     fitting = {name: source for name, source in taken.items() if name not in misfits}
     if not fitting:
-        raise MismatchError(
+        raise LeafMismatchError(
             path, [f"none of its {len(found)} leaves is selected; it has {_list_some(found)}"]
         )
     return fitting

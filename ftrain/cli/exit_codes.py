@@ -41,7 +41,7 @@ MISTAKES = (  # with a path that a user gave
 CODES = {
     "ftrain.config.load.ConfigError": USER_ERROR,
     "ftrain.paths.PathError": USER_ERROR,
-    "ftrain.cluster.control_protocol.MismatchError": USER_ERROR,
+    "ftrain.cluster.control_protocol.ProcessMismatchError": USER_ERROR,
     "ftrain.cluster.control_protocol.ClusterError": PEER_FAILED,  # a restart of all processes may help
     "ftrain.checkpoints.lock.HeldElsewhereError": TRANSIENT,  # by a host that may be lost: its lock ends in time
     "ftrain.checkpoints.lock.InUseError": USER_ERROR,

@@ -20,7 +20,7 @@ from ftrain.cluster.addresses import (
     parse_address,
 )
 from ftrain.cluster.control_client import ControlClient
-from ftrain.cluster.control_protocol import ClusterError, MismatchError
+from ftrain.cluster.control_protocol import ClusterError, ProcessMismatchError
 from ftrain.cluster.control_server import ControlServer
 from ftrain.cluster.environment import membership
 from ftrain.cluster.job_token import JobToken, find_token
@@ -63,7 +63,7 @@ def connect(
         are missing.
       heartbeat: seconds after which the runtime considers a silent process lost.
       facts: what must be equal in all processes, beside the versions of jax and ftrain.
-      directory: the run directory. All processes must see the same one; MismatchError names the
+      directory: the run directory. All processes must see the same one; ProcessMismatchError names the
         hosts that do not.
       reporter: reports to the supervisor from now on; default: the one of this process.
     """
@@ -176,7 +176,7 @@ def _check_hosts(hosts: list[Host]) -> None:
     unreachable = explain_loopback_hosts(hosts)
     # The collectives of CPUs connect hosts by their own names.
     if unreachable is not None and jax.default_backend() == "cpu":
-        raise MismatchError(unreachable)
+        raise ProcessMismatchError(unreachable)
 
 
 def _versions() -> dict[str, str]:

@@ -14,8 +14,8 @@ from ftrain.cluster.control_protocol import (
     ClusterError,
     ControlMessage,
     LimitError,
-    MismatchError,
     PeerLostError,
+    ProcessMismatchError,
 )
 from ftrain.cluster.job_token import JobToken, make_challenge
 from ftrain.launching.protocol import TOKEN
@@ -29,7 +29,7 @@ _STRANGER = "the listener there is not an ftrain process"
 class ControlClient:
     """Connects within `limit` seconds. A thread passes messages of the server to `on_message`.
 
-    Both sides prove that they know the job token before anything else is sent; MismatchError if one
+    Both sides prove that they know the job token before anything else is sent; ProcessMismatchError if one
     does not.
     """
 
@@ -117,7 +117,7 @@ class ControlClient:
         except (EOFError, OSError):
             # Closed without a reason, as by a job that has just ended: the next one will listen.
             refusal = _Refusal("", may_try_again=True)
-        except MismatchError:
+        except ProcessMismatchError:
             self._socket.close()
             raise
         except (ValueError, RecursionError):
@@ -148,13 +148,13 @@ class ControlClient:
         self._socket.sendall(protocol.encode({"proof": self._token.prove("client", *facts)}))
         answer = _receive_line(self._socket, deadline)
         if answer.get("refused") == "token":
-            raise MismatchError(
+            raise ProcessMismatchError(
                 f"process {self._index} on {socket.gethostname()} was refused at {address}: "
                 f"process 0 has another job token than {self._token.source} here; "
                 f"{_what_to_check(self._token)}"
             )
         if "welcome" in answer and not self._token.is_proof(answer.get("proof"), "server", *facts):
-            raise MismatchError(
+            raise ProcessMismatchError(
                 f"the listener at {address} is not process 0 of this job: "
                 f"it does not know the job token {self._token.source} of process {self._index}; "
                 f"{_what_to_check(self._token)}"

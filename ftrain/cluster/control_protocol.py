@@ -19,7 +19,7 @@ class ClusterError(RuntimeError):
     """The processes of a job cannot do something together."""
 
 
-class MismatchError(ClusterError):
+class ProcessMismatchError(ClusterError):
     """The processes of a job do not fit together."""
 
     retryable = False  # a restart would repeat it

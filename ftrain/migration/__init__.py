@@ -11,6 +11,10 @@ from ftrain.migration import (
     session_names,
 )
 from ftrain.migration.counterpart import Counterpart
+from ftrain.migration.placement import Operation as Operation
+from ftrain.migration.placement import greedy_by_bytes as greedy_by_bytes
+from ftrain.migration.placement import replica_device_setter as replica_device_setter
+from ftrain.migration.placement import round_robin as round_robin
 from ftrain.suggestions import suggest
 
 _MODULES = (

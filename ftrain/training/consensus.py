@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ftrain.cluster import ClusterError, MismatchError, ProcessGroup, batch_shard, membership
+from ftrain.cluster import ClusterError, ProcessGroup, ProcessMismatchError, batch_shard, membership
 from ftrain.data import Pipeline
 from ftrain.launching.protocol import CLUSTER
 
@@ -112,7 +112,9 @@ class Consensus:
             return False
         if len({*told}) > 1:
             found = ", ".join(f"process {index} has {count}" for index, count in enumerate(told))
-            raise MismatchError(f"{what}: {found} examples; all processes need parts of one length")
+            raise ProcessMismatchError(
+                f"{what}: {found} examples; all processes need parts of one length"
+            )
         return True
 
     def hold(self) -> int:
@@ -164,7 +166,7 @@ def check_program(group: ProcessGroup, step: int, text: str) -> None:
     lines = [each.splitlines() for each in group.gather("programs that differ", shown, LIMIT)]
     pairs = itertools.zip_longest(lines[index], lines[0], fillvalue="")
     here, there = next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
-    raise MismatchError(
+    raise ProcessMismatchError(
         f"step {step} is another program at process {index} than at process 0: {here[:200]!r} instead of "
         f"{there[:200]!r}; what is compiled must not depend on the process: its number, a clock, the order of a set"
     )

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.averages import start_averages
-from ftrain.cluster import MismatchError, Sharding
+from ftrain.cluster import ProcessMismatchError, Sharding
 from ftrain.training.arguments import check_arrays, check_optimizer, describe_state
 from ftrain.tree import Tree
 
@@ -114,7 +114,7 @@ def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
     except (
         AssertionError
     ) as error:  # what jax raises when a value that all processes need is not the same in each
-        raise MismatchError(
+        raise ProcessMismatchError(
             "the state that a run starts from must be the same in all processes, and is not: one seed for all, and no "
             f"parameters that depend on the process ({' '.join(str(error).split())[-100:]})"
         ) from None

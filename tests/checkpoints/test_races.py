@@ -14,7 +14,7 @@ from ftrain.checkpoints import (
     CheckpointError,
     CheckpointManager,
     DamagedError,
-    MismatchError,
+    LeafMismatchError,
     SaveError,
     verify,
 )
@@ -158,7 +158,7 @@ def test_kinds_of_keys_are_told_apart(tmp_path):
     CheckpointManager(tmp_path).save(1, {"rng": jax.random.key(1, impl="rbg")})
     manager = CheckpointManager(tmp_path)
     with pytest.raises(
-        MismatchError, match=r"a key of rbg\), expected uint32\[4\] \(a key of unsafe_rbg\)"
+        LeafMismatchError, match=r"a key of rbg\), expected uint32\[4\] \(a key of unsafe_rbg\)"
     ):
         manager.restore(like={"rng": jax.random.key(1, impl="unsafe_rbg")})
 

@@ -16,7 +16,7 @@ import pytest
 from command import environment, run, write_config
 from jobs import LIMIT, Launched, metrics_of, run_group
 
-from ftrain.cluster import ClusterError, MismatchError
+from ftrain.cluster import ClusterError, ProcessMismatchError
 from ftrain.cluster.addresses import parse_address
 from ftrain.cluster.control_client import ControlClient
 from ftrain.cluster.control_protocol import MAX_DEPTH, MAX_HANDSHAKE_LINE, MAX_LINE, decode, encode
@@ -136,7 +136,8 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
             heard.append(decode(reader.readline()))
             connection.sendall(encode(answer))
             with pytest.raises(
-                MismatchError, match="is not process 0 of this job: it does not know the job token"
+                ProcessMismatchError,
+                match="is not process 0 of this job: it does not know the job token",
             ):
                 coming.result(20)
             assert reader.read() == b""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ftrain.cluster import MismatchError, create_local
+from ftrain.cluster import ProcessMismatchError, create_local
 from ftrain.training.consensus import Consensus, check_program
 
 
@@ -61,6 +61,6 @@ def test_programs_that_differ_are_shown_where_they_do(group, monkeypatch):
     told = iter([["a", "b", "a"], ["same\nours", "same\ntheirs", ""]])
     monkeypatch.setattr(group, "gather", lambda name, value, limit: next(told))
     with pytest.raises(
-        MismatchError, match="at process 1 than at process 0: 'theirs' instead of 'ours'"
+        ProcessMismatchError, match="at process 1 than at process 0: 'theirs' instead of 'ours'"
     ):
         check_program(group, 1, "same\nours")
