@@ -32,7 +32,7 @@ class Sharding:
         sharding = Sharding([{"leaf": "mlp_in", "axes": ["fsdp", "model"]}])
         state = jax.device_put(state, sharding.shardings(state, make_mesh(fsdp=4, model=2)))
 
-    Leaves of at least `least` elements are split over the axis fsdp, along their largest dimension
+    Leaves of at least `min_size` elements are split over the axis fsdp, along their largest dimension
     that it divides. All others are replicated on every device. Random keys are never split.
 
     Args:
@@ -42,16 +42,17 @@ class Sharding:
         whole name. `axes` has an entry for each dimension, up to the last one that is split: "" for
         not split, an axis, or several, "fsdp+model". The first rule that matches a leaf wins.
       zero1: replicate the parameters, and split only the leaves of the optimizer.
-      least: elements from which a leaf is split without a rule.
+      min_size: elements from which a leaf is split without a rule.
     """
 
     def __init__(
-        self, rules: Sequence[dict[str, Any]] = (), *, zero1: bool = False, least: int = 65_536
+        self, rules: Sequence[dict[str, Any]] = (), *, zero1: bool = False, min_size: int = 65_536
     ):
-        if least < 1:
-            raise ValueError(f"least must be >= 1 element, got {least}")
+        if min_size < 1:
+            raise ValueError(f"min_size must be >= 1 element, got {min_size}")
         self._rules = [_parse(number, rule) for number, rule in enumerate(rules)]
-        self.zero1, self.least = zero1, least
+        self.zero1 = zero1
+        self.min_size = min_size
 
     def specs(self, tree: Tree, axes: Mapping[str, int]) -> Tree:
         """Return the PartitionSpec of each leaf, for axes of these sizes; only shapes matter."""
@@ -85,7 +86,7 @@ class Sharding:
 
     def _is_split(self, name: str, leaf: Any, axes: Mapping[str, int]) -> bool:
         """True if a leaf without a rule should be split."""
-        is_large = leaf.ndim > 0 and leaf.size >= self.least and not _is_key(leaf)
+        is_large = leaf.ndim > 0 and leaf.size >= self.min_size and not _is_key(leaf)
         return (
             is_large
             and axes.get(FSDP, 1) > 1

@@ -408,6 +408,20 @@ def test_a_run_of_an_older_version_resumes_with_its_old_key(config, tmp_path):
     assert "may_be_infinite" in message_of(config, "checkpoint.may_be_infinite=[]")
 
 
+def test_a_run_of_an_older_version_resumes_with_its_old_sharding_key(config, tmp_path):
+    home = tmp_path / "run"
+    overrides = [f"run.directory={home}", "sharding.min_size=4096"]
+    resolved = plan(load(config, overrides)).resolved()
+    claim_and_start(home, resolved)
+    saved = (home / "config.toml").read_text()
+    assert "min_size = 4096" in saved
+    (home / "config.toml").write_text(saved.replace("min_size = ", "least = "))
+    assert plan(load(home)).resolved() == resolved
+    claim(home, resolved).close()
+    assert (home / "config.toml").read_text() == saved
+    assert "least" in message_of(config, "sharding.least=4096")
+
+
 def test_a_run_without_a_checkpoint_can_still_change(tmp_path):
     claim(tmp_path, {"steps": 3}).close()
     claim(tmp_path, {"steps": 4}).close()
