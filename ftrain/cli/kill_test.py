@@ -17,9 +17,8 @@ from ftrain.checkpoints.array_values import compare_values
 from ftrain.hooks.ledger import Line, first_difference, read_ledger
 from ftrain.launching import LaunchSpec, Screen
 from ftrain.launching.child_environment import child_environments, open_lifeline
-from ftrain.launching.child_processes import ChildGroup
-from ftrain.launching.diagnosis import find_cause
-from ftrain.launching.process_status import ProcessStatus
+from ftrain.launching.child_processes import ChildGroup, ProcessStatus
+from ftrain.launching.failures import find_cause
 from ftrain.launching.signals import open_mailbox
 
 PATIENCE = 15.0  # seconds for the others to exit by themselves after a kill; they need about two

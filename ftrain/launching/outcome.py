@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftrain.launching.diagnosis import Failure
-from ftrain.launching.process_status import ProcessStatus
+from ftrain.launching.child_processes import ProcessStatus
+from ftrain.launching.failures import Failure
 from ftrain.launching.protocol import PEER_FAILED
 from ftrain.launching.signals import StopRequests
 

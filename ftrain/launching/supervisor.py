@@ -10,8 +10,15 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from ftrain.launching.child_environment import child_environments, open_lifeline
-from ftrain.launching.child_processes import ChildGroup
-from ftrain.launching.diagnosis import Failure, find_cause, find_hang, find_overdue
+from ftrain.launching.child_processes import ChildGroup, ProcessStatus
+from ftrain.launching.failures import (
+    Failure,
+    GiveUp,
+    RestartPolicy,
+    find_cause,
+    find_hang,
+    find_overdue,
+)
 from ftrain.launching.outcome import (
     FailureRecord,
     History,
@@ -21,8 +28,6 @@ from ftrain.launching.outcome import (
     outcome_of_success,
 )
 from ftrain.launching.output import Screen
-from ftrain.launching.process_status import ProcessStatus
-from ftrain.launching.restart_policy import GiveUp, RestartPolicy
 from ftrain.launching.signals import StopRequests, open_mailbox
 
 _PATIENCE = 10.0  # seconds after a stop request until a line names the processes that still run

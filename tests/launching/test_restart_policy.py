@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.launching.diagnosis import Failure
-from ftrain.launching.restart_policy import (
+from ftrain.launching.failures import (
     MAX_DELAY,
     MAX_IDLE_ATTEMPTS,
     MAX_IDLE_HANGS,
+    Failure,
     GiveUp,
     Restart,
     RestartPolicy,

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from ftrain.launching.diagnosis import find_cause, find_hang, find_overdue
-from ftrain.launching.process_status import ProcessStatus
+from ftrain.launching.child_processes import ProcessStatus
+from ftrain.launching.failures import find_cause, find_hang, find_overdue
 from ftrain.launching.protocol import HUNG, PEER_FAILED, Done, Failed, Progress
 
 
