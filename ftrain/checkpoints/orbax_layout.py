@@ -22,7 +22,6 @@ import tensorstore as ts
 from orbax.checkpoint import v1 as ocp
 
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
-from ftrain.checkpoints.manifest import ORBAX_METADATA
 from ftrain.checkpoints.snapshot import Index
 from ftrain.formats.whole_files import read_whole
 from ftrain.storage import exists, is_directory, list_names, raise_if_transient
@@ -92,7 +91,7 @@ def _max_leaf_bytes() -> tuple[int, str]:
     return int(value), MAX_LEAF_BYTES
 
 
-def start_orbax_save(path: Path, tree: Tree) -> OrbaxSave:
+def start_orbax_save(path: Path, tree: Tree, metadata: Mapping[str, Any]) -> OrbaxSave:
     """Start a save of Orbax, without a copy, and without compression, which hardly helps."""
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
@@ -101,7 +100,7 @@ def start_orbax_save(path: Path, tree: Tree) -> OrbaxSave:
     context.asynchronous.create_directories_asynchronously = False
     with context:
         path = _without_wildcards(path.parent) / path.name
-        return ocp.save_async(str(path), tree, custom_metadata={**ORBAX_METADATA})
+        return ocp.save_async(str(path), tree, custom_metadata={**metadata})
 
 
 @functools.cache

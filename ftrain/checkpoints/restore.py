@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ftrain.checkpoints.array_values import digest_of
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
-from ftrain.checkpoints.manifest import Leaf, Manifest, format_index, read_manifest
-from ftrain.checkpoints.matching import Selection, cast, describe_leaf, match
-from ftrain.checkpoints.orbax_layout import StoredLeaf, leaf_specs, open_leaves
-from ftrain.checkpoints.snapshot import Index, as_array, is_key
-from ftrain.checkpoints.verification import (
+from ftrain.checkpoints.manifest import (
+    Leaf,
+    Manifest,
     find_wrong_checksums,
     find_wrong_files,
+    format_index,
     has_saved_values,
+    read_manifest,
 )
+from ftrain.checkpoints.matching import Selection, cast, describe_leaf, match
+from ftrain.checkpoints.orbax_layout import StoredLeaf, leaf_specs, open_leaves
+from ftrain.checkpoints.snapshot import Index, as_array, digest_of, is_key
 from ftrain.packed import pack_like, unpack
 from ftrain.storage import raise_if_transient
 from ftrain.tree import Tree, named_leaves

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import typer
 
 from ftrain.checkpoints import latest_checkpoint, open_reader
-from ftrain.checkpoints.array_values import compare_values
+from ftrain.checkpoints.reader import compare_values
 from ftrain.hooks.ledger import Line, first_difference, read_ledger
 from ftrain.launching import LaunchSpec, Screen
 from ftrain.launching.child_environment import child_environments, open_lifeline

@@ -23,8 +23,8 @@ def diff(
     from rich.table import Table
 
     from ftrain.checkpoints import open_reader
-    from ftrain.checkpoints.array_values import compare_values
     from ftrain.checkpoints.matching import Selection, describe_leaf
+    from ftrain.checkpoints.reader import compare_values
 
     left, right = open_reader(a), open_reader(b)
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))

@@ -17,7 +17,7 @@ def remove(
 ) -> None:
     """Remove checkpoints of RUN. Not a pinned one, and the last good one only with --force."""
     from ftrain.checkpoints import CheckpointError, CheckpointManager
-    from ftrain.checkpoints.cleanup import discard
+    from ftrain.checkpoints.catalog import discard
     from ftrain.checkpoints.paths import checkpoint_directory
 
     run, steps = _split(run, steps)

@@ -22,8 +22,8 @@ def show(
     from rich.table import Table
 
     from ftrain.checkpoints import open_reader
-    from ftrain.checkpoints.array_values import describe_values
     from ftrain.checkpoints.matching import Selection
+    from ftrain.checkpoints.reader import describe_values
 
     reader = open_reader(checkpoint)
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))

@@ -28,7 +28,7 @@ def verify(checkpoint: Checkpoint) -> None:
 def _damage(path: Path) -> tuple[list[str], str]:
     """What is wrong with a checkpoint, and what is to be said of one with which nothing is."""
     from ftrain.checkpoints import CheckpointError, open_reader
-    from ftrain.checkpoints.verification import verify as find_damage
+    from ftrain.checkpoints.manifest import verify as find_damage
     from ftrain.formats import is_tf_checkpoint
 
     if not is_tf_checkpoint(path):
