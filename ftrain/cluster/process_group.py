@@ -29,8 +29,13 @@ _PROBE_PREFIX = ".shared_check."
 class Decider(Protocol):
     """Takes part in decisions of the group: on `hold` it stops and returns its step."""
 
-    def hold(self) -> int: ...
-    def decide(self, proposal: ControlMessage, step: int) -> None: ...
+    def hold(self) -> int:
+        """Take no further step, and return the step that was reached."""
+        ...
+
+    def decide(self, proposal: ControlMessage, step: int) -> None:
+        """Apply a proposal once `step` is reached, and continue until then."""
+        ...
 
 
 class ProcessGroup:
@@ -83,9 +88,9 @@ class ProcessGroup:
     def check_directory(self, directory: str | Path, limit: float = VISIBLE_SECONDS) -> None:
         """Check that all processes see one directory and may write to it.
 
-        ProcessMismatchError names the hosts that do not. Process 0 writes a file there, which the others
-        must find within `limit` seconds. Each directory is checked once; all processes must call
-        this.
+        ProcessMismatchError names the hosts that do not. Process 0 writes a file there, which the
+        others must find within `limit` seconds. Each directory is checked once; all processes must
+        call this.
         """
         path = Path(directory).absolute()
         if self._client is None or path in self._shared:
@@ -100,13 +105,13 @@ class ProcessGroup:
         finally:
             if own is not None:
                 remove_probe(own)
-        error = describe_blind(probe, [(host, problem) for host, problem in seen])
+        error = describe_unusable(probe, [(host, problem) for host, problem in seen])
         if error is not None:
             raise ProcessMismatchError(error)
         self._shared.add(path)
 
     def propose(self, proposal: ControlMessage) -> None:
-        """Have all processes decide on the step of `proposal`: the highest that one has reached."""
+        """Have all processes apply `proposal` at one step: the highest that any has reached."""
         if self._client is not None:
             self._client.send({"propose": proposal})
 
@@ -211,7 +216,7 @@ class ProcessGroup:
         elif "lost" in message:
             # Without process 0 the runtime is about to abort this process, with a long message.
             at_once = message["lost"] == 0 or bool(self._why)
-            self._end_with(message["lost"], "is gone", 0.0 if at_once else GRACE)
+            self._end_with(message["lost"], "was lost", 0.0 if at_once else GRACE)
 
     def _call_decider(self, call: Callable[[Decider], Any]) -> Any:
         with self._deciding:
@@ -318,21 +323,21 @@ def look_for_probe(directory: Path, probe: Probe, limit: float = VISIBLE_SECONDS
     return None if os.access(directory, os.W_OK) else "cannot write there"
 
 
-def describe_blind(probe: Probe, found: Sequence[tuple[str, str | None]]) -> str | None:
-    """Return one line with the processes that cannot use the directory, or None if all can."""
+def describe_unusable(probe: Probe, found: Sequence[tuple[str, str | None]]) -> str | None:
+    """Return one line that names the processes that cannot use the directory; None if all can."""
     if probe.error is not None:
         return (
             f"run directory {probe.directory}: "
             f"process 0 on {found[0][0]} cannot write there: {probe.error}"
         )
-    blind = [
+    unusable = [
         (index, host, problem) for index, (host, problem) in enumerate(found) if problem is not None
     ]
-    if not blind:
+    if not unusable:
         return None
-    _, _, problem = blind[0]
-    names = [f"process {index} on {host}" for index, host, _ in blind[:4]]
-    more = f" and {len(blind) - len(names)} more" if len(blind) > len(names) else ""
+    _, _, problem = unusable[0]
+    names = [f"process {index} on {host}" for index, host, _ in unusable[:4]]
+    more = f" and {len(unusable) - len(names)} more" if len(unusable) > len(names) else ""
     return (
         f"run directory {probe.directory}: {', '.join(names)}{more} {problem}; "
         f"process 0 is on {found[0][0]}. "

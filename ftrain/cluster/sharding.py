@@ -1,6 +1,5 @@
 """Sharding: how a state is split over a mesh, by ordered rules from leaf names to axes."""
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.cluster.mesh import FSDP
 from ftrain.packed import Packed, is_packed
+from ftrain.suggestions import nearest
 from ftrain.tree import Tree, leaves_with_names
 
 OPTIMIZER_LEAVES = ("opt_state/", "averages/")  # how the names of the optimizer's leaves begin
@@ -23,6 +23,7 @@ class _Rule(NamedTuple):
     axes: tuple[tuple[str, ...], ...]  # for each dimension, the axes that it is split over
 
     def matches(self, name: str) -> bool:
+        """True if the rule is for the leaf of this name."""
         return any(self.leaf.fullmatch(name, start) for start in _starts(name))
 
 
@@ -32,8 +33,9 @@ class Sharding:
         sharding = Sharding([{"leaf": "mlp_in", "axes": ["fsdp", "model"]}])
         state = jax.device_put(state, sharding.shardings(state, make_mesh(fsdp=4, model=2)))
 
-    Leaves of at least `min_size` elements are split over the axis fsdp, along their largest dimension
-    that it divides. All others are replicated on every device. Random keys are never split.
+    Leaves of at least `min_size` elements are split over the axis fsdp, along their largest
+    dimension that it divides. All others are replicated on every device. Random keys are never
+    split.
 
     Args:
       rules: exceptions, such as `{"leaf": "dense/kernel", "axes": ["", "model"]}`. `leaf` is a
@@ -85,7 +87,7 @@ class Sharding:
         return PartitionSpec() if dimension is None else PartitionSpec(*[None] * dimension, FSDP)
 
     def _is_split(self, name: str, leaf: Any, axes: Mapping[str, int]) -> bool:
-        """True if a leaf without a rule should be split."""
+        """True if a leaf without a rule is to be split."""
         is_large = leaf.ndim > 0 and leaf.size >= self.min_size and not _is_key(leaf)
         return (
             is_large
@@ -141,22 +143,22 @@ def _parts(spec: PartitionSpec, axes: Mapping[str, int]) -> int:
 
 
 def _parse(number: int, rule: Any) -> _Rule:
-    which = f"number {number + 1} of rules"
+    which = f"rule {number + 1} in rules"  # a config finds its key in this text
     if not isinstance(rule, Mapping) or rule.keys() != _KEYS or not isinstance(rule["leaf"], str):
         raise ValueError(
-            f'{which} should be like {{leaf = "dense/kernel", axes = ["", "model"]}}, got {rule!r}'
+            f'{which} must be like {{leaf = "dense/kernel", axes = ["", "model"]}}, got {rule!r}'
         )
     leaf = rule["leaf"]
     axes = rule["axes"]
     if not isinstance(axes, (list, tuple)):
         raise ValueError(
-            f"{which} should have a list as axes, with an entry for each dimension, got {axes!r}"
+            f"axes of {which} must be a list with an entry for each dimension, got {axes!r}"
         )
     try:
         return _Rule(re.compile(leaf), tuple(_parse_entry(which, entry) for entry in axes))
     except re.error as error:
         raise ValueError(
-            f"{which} should have a regular expression as leaf, got {leaf!r}: {error}"
+            f"leaf of {which} must be a regular expression, got {leaf!r}: {error}"
         ) from None
 
 
@@ -166,28 +168,30 @@ def _parse_entry(which: str, entry: Any) -> tuple[str, ...]:
         isinstance(name, str) and name.strip() for name in names
     ):
         raise ValueError(
-            f'{which} should have in axes "", an axis or several, "fsdp+model", got {entry!r}'
+            f'an entry in axes of {which} must be "", "fsdp" or "fsdp+model", got {entry!r}'
         )
     return tuple(name.strip() for name in names)
 
 
 def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
     """Raise ValueError, with a way out, unless a rule fits a leaf."""
-    who = f"the rule for {rule.leaf.pattern!r} does not fit leaf {name} of shape {list(leaf.shape)}"
+    problem = (
+        f"the rule for {rule.leaf.pattern!r} does not fit leaf {name} of shape {list(leaf.shape)}"
+    )
     other = f"put before it a rule for this leaf: {{leaf = '{re.escape(name)}', axes = []}}"
     used = [axis for entry in rule.axes for axis in entry]
     for axis in used:
         if axis not in axes:
-            near = difflib.get_close_matches(axis, axes, n=1)
+            near = nearest(axis, axes)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(axes)}"
-            raise ValueError(f"{who}: there is no axis {axis!r}; {hint}")
+            raise ValueError(f"{problem}: there is no axis {axis!r}; {hint}")
         if used.count(axis) > 1:
             raise ValueError(
-                f"{who}: it names the axis {axis} twice; a leaf can be split over an axis only once"
+                f"{problem}: it names the axis {axis} twice; a leaf can be split over an axis only once"
             )
     if len(rule.axes) > leaf.ndim:
         raise ValueError(
-            f"{who}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; "
+            f"{problem}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; "
             f"{other}"
         )
     for dimension, (entry, length) in enumerate(zip(rule.axes, leaf.shape, strict=False)):
@@ -196,7 +200,7 @@ def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
             over = " x ".join(f"{axis}={axes[axis]}" for axis in entry)
             padded = -(-length // size) * size
             raise ValueError(
-                f"{who}: dimension {dimension}, {length}, does not divide over {over}; "
+                f"{problem}: dimension {dimension}, {length}, does not divide over {over}; "
                 f"pad it to {padded}, or {other}"
             )
 
@@ -222,7 +226,7 @@ def _describe_undivided(name: str, leaf: Any, size: int) -> str:
     smaller = [n for n in range(size - 1, 1, -1) if any(each % n == 0 for each in leaf.shape)]
     other = f", choose {FSDP}={smaller[0]}" if smaller else ""
     return (
-        f"{name} of shape {list(leaf.shape)} is on every device, "
+        f"{name} of shape {list(leaf.shape)} is replicated on every device, "
         f"as {FSDP}={size} divides none of its dimensions; "
         f"pad {length} to {-(-length // size) * size}{other}, or give it a rule"
     )
@@ -230,7 +234,7 @@ def _describe_undivided(name: str, leaf: Any, size: int) -> str:
 
 def _nearest(rule: _Rule, names: Sequence[str]) -> str:
     ends = dict.fromkeys(name[start:] for name in names for start in _starts(name))
-    near = difflib.get_close_matches(rule.leaf.pattern, ends, n=3) or list(names[:3])
+    near = nearest(rule.leaf.pattern, ends, count=3) or list(names[:3])
     return f"; there are {', '.join(near)}" if near else ""
 
 

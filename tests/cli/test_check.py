@@ -86,7 +86,10 @@ def test_rules_of_the_config_are_followed(config, capsys):
 
 def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
     overrides = ["mesh.fsdp=2", "sharding.min_size=2", "step.averages=0.9"]
-    named = "note: {} of shape [3] is on every device, as fsdp=2 divides none of its dimensions; pad 3 to 4, or give"
+    named = (
+        "note: {} of shape [3] is replicated on every device, "
+        "as fsdp=2 divides none of its dimensions; pad 3 to 4, or give"
+    )
     check(config, overrides, devices=2)
     few = capsys.readouterr().out
     assert few.count("note: ") == 4
@@ -124,7 +127,7 @@ def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
         (
             ['sharding.rules=[{leaf="(", axes=[]}]'],
             None,
-            "command line: [sharding] number 1 of rules should have a re",
+            "command line: [sharding] leaf of rule 1 in rules must be a re",
         ),
         (["sharding.rules=3"], None, "command line: sharding.rules: should be a valid list, got 3"),
         (

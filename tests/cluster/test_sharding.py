@@ -136,7 +136,9 @@ def test_packed_slots_are_named_by_what_they_stand_for_and_their_vector_is_a_lea
     (told,) = Sharding(min_size=vector).undivided(
         {"opt_state": state.opt_state.slots["m"]}, AXES | {"fsdp": 7}
     )[-1:]
-    assert re.match(rf"opt_state/packed/float32 of shape \[{vector}\] is on every device", told)
+    assert re.match(
+        rf"opt_state/packed/float32 of shape \[{vector}\] is replicated on every device", told
+    )
 
 
 def test_the_first_rule_that_matches_holds_and_may_say_less_than_all_dimensions():
@@ -249,20 +251,20 @@ def test_a_rule_that_matches_nothing_names_the_nearest_leaves():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("dense/kernel", "number 2 of rules should be like {leaf = "),
-        ({"leaf": "x"}, "number 2 of rules should be like {leaf = "),
-        ({"leaf": "x", "axes": [], "spec": []}, "number 2 of rules should be like {leaf = "),
-        ({"leaf": 3, "axes": []}, "number 2 of rules should be like {leaf = "),
+        ("dense/kernel", "rule 2 in rules must be like {leaf = "),
+        ({"leaf": "x"}, "rule 2 in rules must be like {leaf = "),
+        ({"leaf": "x", "axes": [], "spec": []}, "rule 2 in rules must be like {leaf = "),
+        ({"leaf": 3, "axes": []}, "rule 2 in rules must be like {leaf = "),
         (
             {"leaf": "x", "axes": "model"},
-            "number 2 of rules should have a list as axes, with an entry for each dim",
+            "axes of rule 2 in rules must be a list with an entry for each dim",
         ),
-        ({"leaf": "x", "axes": [3]}, "number 2 of rules should have in axes "),
-        ({"leaf": "x", "axes": ["fsdp+"]}, "number 2 of rules should have in axes "),
-        ({"leaf": "x", "axes": [["fsdp", None]]}, "number 2 of rules should have in axes "),
+        ({"leaf": "x", "axes": [3]}, "an entry in axes of rule 2 in rules must be "),
+        ({"leaf": "x", "axes": ["fsdp+"]}, "an entry in axes of rule 2 in rules must be "),
+        ({"leaf": "x", "axes": [["fsdp", None]]}, "an entry in axes of rule 2 in rules must be "),
         (
             {"leaf": "(", "axes": []},
-            "number 2 of rules should have a regular expression as leaf, got '('",
+            "leaf of rule 2 in rules must be a regular expression, got '('",
         ),
     ],
 )
@@ -298,10 +300,10 @@ def test_leaves_that_cannot_be_split_are_named_with_the_way_out():
     }
     told = Sharding([{"leaf": "b", "axes": []}]).undivided(tree, AXES)
     assert told == [
-        "params/odd of shape [255, 333] is on every device, as fsdp=4 divides none of its dimensions; pad 333 to 336, "
-        "choose fsdp=3, or give it a rule",
-        "params/prime of shape [65537] is on every device, as fsdp=4 divides none of its dimensions; pad 65537 to "
-        "65540, or give it a rule",
+        "params/odd of shape [255, 333] is replicated on every device, "
+        "as fsdp=4 divides none of its dimensions; pad 333 to 336, choose fsdp=3, or give it a rule",
+        "params/prime of shape [65537] is replicated on every device, "
+        "as fsdp=4 divides none of its dimensions; pad 65537 to 65540, or give it a rule",
     ]
 
 

@@ -208,9 +208,9 @@ def test_what_a_process_may_send_is_limited_where_it_is_sent(server):
     deep: list = []
     for _ in range(MAX_DEPTH):
         deep = [deep]
-    with pytest.raises(ValueError, match="brings to 'deep' is a message nested more than"):
+    with pytest.raises(ValueError, match="for 'deep' is a message nested more than"):
         own.gather("deep", deep, 5.0)
-    with pytest.raises(ValueError, match="brings to 'long' is a message of 16,777,"):
+    with pytest.raises(ValueError, match="for 'long' is a message of 16,777,"):
         own.gather("long", "x" * MAX_LINE, 5.0)
     assert meet(own, server[0]) == [[7, 7], [7, 7]]
 

@@ -206,7 +206,7 @@ BAD = [
         ["mesh.data=3"],
         "data.batch_size: batch_size 8 does not divide over the 3 devices of the mesh; use 6",
     ),
-    (["mesh.data=99"], "[mesh] data must be -1 or between 1 and the 4 devices there are, got 99"),
+    (["mesh.data=99"], "[mesh] data must be -1 or between 1 and the 4 available devices, got 99"),
     (
         ["optimizer.slot_dtype=flot32"],
         "[optimizer] slot_dtype must be a dtype of real numbers, such as float32, got",
