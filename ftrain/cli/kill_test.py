@@ -256,6 +256,6 @@ def _describe_failure(statuses: list[ProcessStatus], late: list[int]) -> str:
     if len(statuses) == 1:
         return f"with exit code {statuses[0].returncode}"
     failed = any(status.has_failed and status.index not in late for status in statuses)
-    stories = [find_cause(statuses).story] if failed else []
+    stories = [find_cause(statuses).description] if failed else []
     hanging = [f"process {rank} did not end by itself" for rank in late]
     return "; ".join(["on several processes", *stories, *hanging])

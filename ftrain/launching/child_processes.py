@@ -79,6 +79,7 @@ class ProcessStatus:
 
     @property
     def running(self) -> bool:
+        """True until it has exited."""
         return self.returncode is None
 
     @property
@@ -292,6 +293,7 @@ class ChildGroup:
 
     @property
     def statuses(self) -> list[ProcessStatus]:
+        """The status of each process, in order."""
         return [process.status for process in self.processes]
 
     @property
@@ -307,7 +309,7 @@ class ChildGroup:
         for key, _ in self._selector.select(timeout):
             if isinstance(key.data, ChildProcess) and not key.data.read_messages():
                 self._selector.unregister(key.fd)
-        self._forgive_pause()
+        self._discount_pause()
         for process in self.processes:
             process.reap()
             process.kill_when_due(self._polled_at)
@@ -344,8 +346,8 @@ class ChildGroup:
             process.close()
         self._selector.close()
 
-    def _forgive_pause(self) -> None:
-        """If the supervisor itself was stopped for a while, no process was silent in that time."""
+    def _discount_pause(self) -> None:
+        """Do not count time in which the supervisor itself was stopped as silence of processes."""
         now = time.monotonic()
         pause = now - self._polled_at
         self._polled_at = now
@@ -355,7 +357,7 @@ class ChildGroup:
 
 
 def _is_alive(group: int) -> bool:
-    """True if a process of a group is alive; zombies do not count, as nobody might reap them."""
+    """True if a process of a group is alive; zombies do not count, as they may never be reaped."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):

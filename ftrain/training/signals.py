@@ -83,7 +83,7 @@ def stop_on_signals(
 
     def request(number: signal.Signals) -> None:
         stop(number.name)
-        _log(f"{number.name}: {action}; once more to stop at once")
+        _log(f"{number.name}: {action}; send it again to stop at once")
 
     with listen(signals, request, _end_now) as mailbox:
         if mailbox.ignored:

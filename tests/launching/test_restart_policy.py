@@ -70,7 +70,7 @@ def test_an_exception_is_repeated_only_after_progress():
     assert policy.decide(RAISED, 40) == Restart(0.0)
     assert policy.decide(RAISED, 41) == Restart(0.0)
     assert policy.decide(RAISED, 41) == GiveUp(
-        "it did not get beyond step 41, so a restart would only repeat it"
+        "it did not get beyond step 41, so a restart would repeat it"
     )
 
 
