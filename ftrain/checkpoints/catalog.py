@@ -39,7 +39,7 @@ DAMAGED = ".damaged"  # failed verification
 INCOMPLETE = ".incomplete"  # not committed, and in the way of a new checkpoint
 # Roles of a checkpoint.
 NEWEST = "newest"  # among the newest
-KEPT = "kept"  # for good: due by step or by time, or not written by ftrain
+KEPT = "kept"  # never deleted: due by step or by time, or not written by ftrain
 PASSED = "passed"  # neither; stays only while it is pinned or among the best
 _LOCK = ".catalog.lock"  # held while the catalog is changed; a file, because NFS locks no directory
 _MAX_BYTES = 1 << 28
@@ -90,7 +90,8 @@ class Retention:
             raise ValueError(f"best_mode must be 'min' or 'max', got {self.mode!r}")
         if self.best and self.mode is None and self.metric != "loss":
             raise ValueError(
-                f"keep_best by {self.metric!r} needs best_mode, 'min' or 'max': which values are better?"
+                f"keep_best by {self.metric!r} needs best_mode, 'min' or 'max': "
+                "whether small or large values are better"
             )
 
 
@@ -99,7 +100,7 @@ class Catalog:
     """The checkpoints of a directory in the order of their saves; the last is the latest."""
 
     records: tuple[Record, ...] = ()
-    keep_after: float | None = None  # a checkpoint saved after this time is kept for good
+    keep_after: float | None = None  # a checkpoint saved after this time is never deleted
     retention: Retention = dataclasses.field(default_factory=Retention)  # applied last
 
     def find(self, step: int) -> Record | None:
@@ -136,7 +137,7 @@ def rotate(
 ) -> tuple[list[Record], list[Record], float]:
     """Return the checkpoints that stay, those to delete, and the new value of `keep_after`.
 
-    `records` are in the order in which they were saved. One that leaves the newest is kept for good
+    `records` are in the order in which they were saved. One that leaves the newest is never deleted
     if its step is a multiple of `every_steps`, or if it was saved after `keep_after`, which then
     advances by `every_hours`.
     """
@@ -199,8 +200,8 @@ def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog
     """Read the catalog and make it agree with the disk: drop missing steps, add unlisted ones.
 
     A step is missing from an existing list if the process that saved it was killed before it
-    updated the list. If there is no readable list, nothing is known about the checkpoints, so all
-    of them are kept for good, as are those that plain Orbax wrote.
+    updated the list. If there is no readable list, nothing is known about the checkpoints, so none
+    of them is ever deleted, and none that plain Orbax wrote.
     """
     steps = committed_steps(directory) if steps is None else steps
     listed = _read(directory / CATALOG_FILE)
@@ -325,6 +326,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _is_step(name: str) -> bool:
+    """Return True for the name of a checkpoint's directory, such as 500."""
     return name.isdecimal() and len(name) <= _MAX_STEP_DIGITS and str(int(name)) == name
 
 
@@ -349,7 +351,7 @@ def _read(path: Path) -> Catalog | None:
 
 
 def _checksum(contents: dict[str, Any]) -> str:
-    """Protects the times: one wrong digit would make an older checkpoint the latest."""
+    """Return a checksum; one wrong digit of a time would make an older checkpoint the latest."""
     return crc32c_of_text(json.dumps(contents, sort_keys=True))
 
 

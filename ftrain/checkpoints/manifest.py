@@ -212,8 +212,10 @@ def crc32c_of(path: Path) -> str:
     value = 0
     chunk = np.empty(_FILE_CHUNK, np.uint8)
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(chunk):  # pyright: ignore[reportArgumentType] - an array is a buffer
-            value = google_crc32c.extend(value, chunk[:count])  # pyright: ignore[reportArgumentType] - a buffer too
+        # pyright does not know that an array is a buffer.
+        while count := file.readinto(chunk):  # pyright: ignore[reportArgumentType]
+            part = chunk[:count]
+            value = google_crc32c.extend(value, part)  # pyright: ignore[reportArgumentType]
     return f"{value:08x}"
 
 

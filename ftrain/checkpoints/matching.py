@@ -14,7 +14,8 @@ from ftrain.checkpoints.errors import CheckpointError, LeafMismatchError
 _UNKNOWN = "?"  # plain Orbax does not record whether a leaf is a random key
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 _WAY_OUT = (
-    "strict=False takes what fits, include, exclude and rename a part of it, cast=True other dtypes"
+    "pass strict=False to restore the leaves that fit, include, exclude or rename to choose leaves, "
+    "cast=True to convert dtypes"
 )
 
 
@@ -139,7 +140,7 @@ def cast(value: np.ndarray, dtype: Any, name: str, *, copy: bool = False) -> np.
 def _check_patterns(
     path: Path | str, found: Iterable[str], names: Iterable[str], selection: Selection
 ) -> None:
-    """A pattern that matches no leaf is an error: it is misspelled."""
+    """Raise an error for a pattern that matches no leaf: it is misspelled."""
     for pattern in (*selection.include, *selection.exclude):
         if not any(re.fullmatch(pattern, name) for name in names):
             raise CheckpointError(
@@ -148,7 +149,7 @@ def _check_patterns(
     for pattern in selection.rename:
         if not any(re.search(pattern, name) for name in found):
             raise CheckpointError(
-                f"{path}: rename pattern {pattern!r} is found in no leaf; there are {_list_some(found)}"
+                f"{path}: rename pattern {pattern!r} matches no leaf; there are {_list_some(found)}"
             )
 
 

@@ -41,7 +41,9 @@ Specs = dict[str, dict[str, Any]]
 class OrbaxSave(Protocol):
     """A save of Orbax that is under way."""
 
-    def result(self) -> object: ...
+    def result(self) -> object:
+        """Wait until it is written; raises its error if it failed."""
+        ...
 
 
 class StoredLeaf(NamedTuple):
@@ -186,7 +188,7 @@ def _tree_directory(directory: Path) -> Path:
     if len(homes) > 1:
         names = ", ".join(home.name for home in homes)
         raise CheckpointError(
-            f"{directory} holds several trees: {names}; name one of them, as {homes[0]}"
+            f"{directory} holds several trees: {names}; choose one of them, such as {homes[0]}"
         )
     return homes[0]
 
@@ -210,7 +212,7 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     """Return False for log records of errors that Orbax also raises: one report is enough."""
     if "_SignalingThread.run() raised" in record.getMessage():
         return False
-    # asyncio logs the errors of tasks that nobody waits for.
+    # asyncio logs the errors of tasks that are not awaited.
     trace = record.exc_info[2] if record.name == "asyncio" and record.exc_info else None
     return not any(
         "orbax" in Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(trace)

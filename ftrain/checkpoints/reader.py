@@ -1,6 +1,5 @@
 """Readers: single leaves of a checkpoint of ftrain, Orbax or TensorFlow; statistics and export."""
 
-import difflib
 import math
 import os
 import zipfile
@@ -17,6 +16,7 @@ from ftrain.checkpoints.orbax_layout import leaf_specs, open_leaves
 from ftrain.checkpoints.paths import find_checkpoint
 from ftrain.formats import TfCheckpoint, TfCheckpointError, is_tf_checkpoint
 from ftrain.storage import raise_if_transient, replacing, retry
+from ftrain.suggestions import suggest
 
 ExportFormat = Literal["safetensors", "npz"]
 _CHUNK = 1 << 20  # elements converted to double precision at a time
@@ -38,7 +38,7 @@ class Variable(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What the finite elements of an array are like."""
+    """Statistics of the finite elements of an array."""
 
     mean: float
     std: float
@@ -62,8 +62,13 @@ class CheckpointReader(Protocol):
     path: Path
 
     @property
-    def variables(self) -> Mapping[str, Variable]: ...
-    def read(self, name: str, *, verify: bool = True) -> np.ndarray: ...
+    def variables(self) -> Mapping[str, Variable]:
+        """The shape and dtype of each variable."""
+        ...
+
+    def read(self, name: str, *, verify: bool = True) -> np.ndarray:
+        """Return the values of a variable, verified unless `verify` is False."""
+        ...
 
 
 def open_reader(path: str | Path) -> CheckpointReader:
@@ -257,12 +262,8 @@ class _TensorFlowReader:
 
 def _find_variable(reader: CheckpointReader, name: str) -> Variable:
     if name not in reader.variables:
-        near = difflib.get_close_matches(name, reader.variables, n=3)
-        hint = (
-            f"; near it are {', '.join(near)}"
-            if near
-            else f"; it has {len(reader.variables)} others"
-        )
+        hint = suggest(name, reader.variables, count=3)
+        hint = hint or f"; it has {len(reader.variables)} others"
         raise CheckpointError(f"{reader.path} has no leaf {name!r}{hint}")
     return reader.variables[name]
 

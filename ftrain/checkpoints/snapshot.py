@@ -72,7 +72,8 @@ def digest_leaves(tree: Tree) -> dict[str, str]:
 
 def digest_of(array: np.ndarray) -> str:
     """Return a 128-bit digest of an array's values, in the order of its elements."""
-    return xxhash.xxh3_128_hexdigest(_as_bytes(array))  # pyright: ignore[reportArgumentType] - an array is a buffer
+    # pyright does not know that an array is a buffer.
+    return xxhash.xxh3_128_hexdigest(_as_bytes(array))  # pyright: ignore[reportArgumentType]
 
 
 def is_finite(array: np.ndarray) -> bool:
@@ -162,7 +163,8 @@ def _check(tree: Tree) -> None:
     for name, _ in leaves:
         if on_disk[name.replace("/", ".")] > 1:
             raise CheckpointError(
-                f"leaf {name} has the same name on disk as another, because of a '/' or '.' in a key"
+                f"leaf {name} has the same name on disk as another leaf, "
+                "because of a '/' or '.' in a key; rename a key"
             )
 
 

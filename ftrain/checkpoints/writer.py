@@ -1,7 +1,7 @@
 """The writer of a manager: one save at a time, in the background, and one writer to a directory.
 
 Orbax writes a checkpoint as `STEP.saving`, then the manifest is added, and the directory gets its
-final name: a checkpoint is complete or not there at all.
+final name. So a checkpoint is either complete or missing.
 """
 
 import dataclasses
@@ -228,7 +228,8 @@ class Writer:
             self._move_obstacles(step, damaged)
         if step in committed_steps(self._directory) and not overwrite:
             raise CheckpointError(
-                f"{step_path(self._directory, step)} exists already; overwrite=True would replace it"
+                f"{step_path(self._directory, step)} exists already; "
+                "pass overwrite=True to replace it"
             )
 
     def _move_obstacles(self, step: int, damaged: set[int]) -> None:

@@ -90,7 +90,9 @@ def test_a_step_that_is_being_replaced_is_still_there(tmp_path):
     manager = CheckpointManager(tmp_path)
     assert manager.steps() == [5]
     assert float(manager.restore(like=tree())["x"][0]) == 5.0
-    with pytest.raises(CheckpointError, match="5 exists already; overwrite=True would replace it"):
+    with pytest.raises(
+        CheckpointError, match="5 exists already; pass overwrite=True to replace it"
+    ):
         manager.save(5, tree(6.0))
 
 

@@ -93,7 +93,7 @@ def test_nothing_taken_is_a_mistake(manager):
         CheckpointError, match=r"pattern 'encode/\.\*' matches no leaf; there are encoder/b"
     ):
         manager.restore(like=tree(), include=["encoder/.*", "encode/.*"])
-    with pytest.raises(CheckpointError, match=r"rename pattern '\^encode/' is found in no leaf"):
+    with pytest.raises(CheckpointError, match=r"rename pattern '\^encode/' matches no leaf"):
         manager.restore(like=tree(), rename={"^encode/": "x/"})
     with pytest.raises(LeafMismatchError, match="none of its 3 leaves is selected"):
         manager.restore(like=tree(), exclude=".*")
