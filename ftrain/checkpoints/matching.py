@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +17,20 @@ _WAY_OUT = (
     "pass strict=False to restore the leaves that fit, include, exclude or rename to choose leaves, "
     "cast=True to convert dtypes"
 )
+
+
+class ShapedLeaf(Protocol):
+    """The shape and dtype of a leaf, in a tree or on disk; `key` if it is a random key."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype, or the name of it."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +76,8 @@ class Selection:
 
 def match(
     path: Path | str,
-    found: Mapping[str, Any],
-    expected: Mapping[str, Any],
+    found: Mapping[str, ShapedLeaf],
+    expected: Mapping[str, ShapedLeaf],
     selection: Selection,
     *,
     hint: bool = True,
@@ -94,7 +108,7 @@ def match(
     return fitting
 
 
-def describe_leaf(leaf: Any) -> str:
+def describe_leaf(leaf: ShapedLeaf) -> str:
     """Return the dtype and shape of a leaf as text."""
     try:
         dtype = np.dtype(leaf.dtype).name
@@ -103,7 +117,7 @@ def describe_leaf(leaf: Any) -> str:
     return f"{dtype}{list(leaf.shape)}"
 
 
-def _describe_kind(leaf: Any) -> str:
+def _describe_kind(leaf: ShapedLeaf) -> str:
     key = getattr(leaf, "key", None)
     return describe_leaf(leaf) + (f" (a key of {key})" if key else "")
 
@@ -165,7 +179,7 @@ def _renamed(path: Path | str, found: Iterable[str], selection: Selection) -> di
     return saved
 
 
-def _fits(found: Any, expected: Any, may_cast: bool) -> bool:
+def _fits(found: ShapedLeaf, expected: ShapedLeaf, may_cast: bool) -> bool:
     is_castable = (
         may_cast
         and kind_of(found.dtype) is not None

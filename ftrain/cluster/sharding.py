@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.cluster.mesh import FSDP
@@ -16,6 +17,7 @@ from ftrain.tree import Tree, leaves_with_names
 
 OPTIMIZER_LEAVES = ("opt_state/", "averages/")  # how the names of the optimizer's leaves begin
 _KEYS = {"leaf", "axes"}
+Leaf = jax.Array | jax.ShapeDtypeStruct | np.ndarray
 
 
 class _Rule(NamedTuple):
@@ -78,7 +80,7 @@ class Sharding:
             and _longest(leaf, axes[FSDP]) is None
         ]
 
-    def _spec(self, name: str, leaf: Any, axes: Mapping[str, int]) -> PartitionSpec:
+    def _spec(self, name: str, leaf: Leaf, axes: Mapping[str, int]) -> PartitionSpec:
         rule = None if _is_key(leaf) else self._rule(name)
         if rule is not None:
             _check(rule, name, leaf, axes)
@@ -86,7 +88,7 @@ class Sharding:
         dimension = _longest(leaf, axes[FSDP]) if self._is_split(name, leaf, axes) else None
         return PartitionSpec() if dimension is None else PartitionSpec(*[None] * dimension, FSDP)
 
-    def _is_split(self, name: str, leaf: Any, axes: Mapping[str, int]) -> bool:
+    def _is_split(self, name: str, leaf: Leaf, axes: Mapping[str, int]) -> bool:
         """True if a leaf without a rule is to be split."""
         is_large = leaf.ndim > 0 and leaf.size >= self.min_size and not _is_key(leaf)
         return (
@@ -107,13 +109,13 @@ class Sharding:
                 )
 
 
-def leaves_with_rule_names(tree: Tree) -> list[tuple[str, Any]]:
+def leaves_with_rule_names(tree: Tree) -> list[tuple[str, Leaf]]:
     """Return every leaf with the name that rules match.
 
     An unpacked leaf of a packed tree has its original name; the vectors of a packed tree are named
     packed/float32 and so on.
     """
-    named: list[tuple[str, Any]] = []
+    named: list[tuple[str, Leaf]] = []
     for name, node in leaves_with_names(tree, is_leaf=is_packed):
         named += _unpacked_names(name, node) if isinstance(node, Packed) else [(name, node)]
     return named
@@ -173,7 +175,7 @@ def _parse_entry(which: str, entry: Any) -> tuple[str, ...]:
     return tuple(name.strip() for name in names)
 
 
-def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
+def _check(rule: _Rule, name: str, leaf: Leaf, axes: Mapping[str, int]) -> None:
     """Raise ValueError, with a way out, unless a rule fits a leaf."""
     problem = (
         f"the rule for {rule.leaf.pattern!r} does not fit leaf {name} of shape {list(leaf.shape)}"
@@ -215,13 +217,13 @@ def _as_spec(rule_axes: Sequence[tuple[str, ...]], axes: Mapping[str, int]) -> P
     )
 
 
-def _longest(leaf: Any, size: int) -> int | None:
+def _longest(leaf: Leaf, size: int) -> int | None:
     """Return the largest dimension that `size` divides, the first of equals."""
     fitting = [dimension for dimension, length in enumerate(leaf.shape) if length % size == 0]
     return max(fitting, key=lambda dimension: leaf.shape[dimension], default=None)
 
 
-def _describe_undivided(name: str, leaf: Any, size: int) -> str:
+def _describe_undivided(name: str, leaf: Leaf, size: int) -> str:
     length = max(leaf.shape)
     smaller = [n for n in range(size - 1, 1, -1) if any(each % n == 0 for each in leaf.shape)]
     other = f", choose {FSDP}={smaller[0]}" if smaller else ""
@@ -244,7 +246,7 @@ def _starts(name: str) -> Iterator[int]:
     yield from (slash.end() for slash in re.finditer("/", name))
 
 
-def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Any]]:
+def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Leaf]]:
     layout = packed.layout
     prefix = f"{name}/" if name else ""
     own = [
@@ -257,5 +259,5 @@ def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Any]]:
     return [(prefix + end, array) for end, array in zip(ends, packed.arrays, strict=True)]
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: Leaf) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
