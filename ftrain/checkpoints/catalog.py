@@ -39,7 +39,7 @@ DAMAGED = ".damaged"  # failed verification
 INCOMPLETE = ".incomplete"  # not committed, and in the way of a new checkpoint
 # Roles of a checkpoint.
 NEWEST = "newest"  # among the newest
-KEPT = "kept"  # never deleted: due by step or by time, or not written by ftrain
+KEPT = "kept"  # stays: due by step or by time, or not written by ftrain
 PASSED = "passed"  # neither; stays only while it is pinned or among the best
 _LOCK = ".catalog.lock"  # held while the catalog is changed; a file, because NFS locks no directory
 _MAX_BYTES = 1 << 28
@@ -100,7 +100,7 @@ class Catalog:
     """The checkpoints of a directory in the order of their saves; the last is the latest."""
 
     records: tuple[Record, ...] = ()
-    keep_after: float | None = None  # a checkpoint saved after this time is never deleted
+    keep_after: float | None = None  # a checkpoint saved after this time stays
     retention: Retention = dataclasses.field(default_factory=Retention)  # applied last
 
     def find(self, step: int) -> Record | None:
@@ -137,8 +137,8 @@ def rotate(
 ) -> tuple[list[Record], list[Record], float]:
     """Return the checkpoints that stay, those to delete, and the new value of `keep_after`.
 
-    `records` are in the order in which they were saved. One that leaves the newest is never deleted
-    if its step is a multiple of `every_steps`, or if it was saved after `keep_after`, which then
+    `records` are in the order in which they were saved. One that leaves the newest stays if
+    its step is a multiple of `every_steps`, or if it was saved after `keep_after`, which then
     advances by `every_hours`.
     """
     rotated = list(records)
@@ -200,8 +200,8 @@ def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog
     """Read the catalog and make it agree with the disk: drop missing steps, add unlisted ones.
 
     A step is missing from an existing list if the process that saved it was killed before it
-    updated the list. If there is no readable list, nothing is known about the checkpoints, so none
-    of them is ever deleted, and none that plain Orbax wrote.
+    updated the list. If there is no readable list, nothing is known about the checkpoints, so all
+    of them stay, and so do those that plain Orbax wrote.
     """
     steps = committed_steps(directory) if steps is None else steps
     listed = _read(directory / CATALOG_FILE)

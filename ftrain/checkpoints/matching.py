@@ -14,8 +14,8 @@ from ftrain.checkpoints.errors import CheckpointError, LeafMismatchError
 _UNKNOWN = "?"  # plain Orbax does not record whether a leaf is a random key
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 _WAY_OUT = (
-    "pass strict=False to restore the leaves that fit, include, exclude or rename to choose leaves, "
-    "cast=True to convert dtypes"
+    "pass strict=False to restore only the leaves that fit, "
+    "include, exclude or rename to choose leaves, cast=True to convert dtypes"
 )
 
 

@@ -58,7 +58,8 @@ def find_checkpoint(path: str | Path) -> Path:
         return latest
     raise CheckpointError(
         f"{path} {describe_path(path)}; "
-        "expected a checkpoint, a directory of checkpoints or of a run, or the prefix of a TensorFlow checkpoint"
+        "expected a checkpoint, a directory of checkpoints or of a run, "
+        "or the prefix of a TensorFlow checkpoint"
     )
 
 

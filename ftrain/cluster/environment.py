@@ -156,7 +156,8 @@ def _read_ours(environ: Environment) -> Membership | None:
     job, index = _task_of("FTRAIN_CLUSTER", described) if "task" in described else _parse_task(task)
     if task and (job, index) != _parse_task(task):
         raise ValueError(
-            f"FTRAIN_TASK is {task}, but the task in FTRAIN_CLUSTER is {job}:{index}; set only one of them"
+            f"FTRAIN_TASK is {task}, but the task in FTRAIN_CLUSTER is {job}:{index}; "
+            "set only one of them"
         )
     return Membership(spec, job, index, "FTRAIN_CLUSTER")
 

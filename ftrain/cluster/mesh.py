@@ -120,7 +120,7 @@ def batch_shard(mesh: Mesh) -> tuple[int, int]:
             f"process {owner} has {_list(own)}" for owner, own in sorted(parts.items())
         )
         raise ValueError(
-            "each process must hold one slice of the batch, and all slices must have the same size; "
+            "each process must hold one slice of the batch, and all slices must have one size; "
             f"with {_show(mesh.shape)}, of {len(holders)} parts {held}; "
             "give all processes the same number of devices, and "
             "choose a model axis that divides their number or is a multiple of it"

@@ -189,7 +189,8 @@ def _check(rule: _Rule, name: str, leaf: Leaf, axes: Mapping[str, int]) -> None:
             raise ValueError(f"{problem}: there is no axis {axis!r}; {hint}")
         if used.count(axis) > 1:
             raise ValueError(
-                f"{problem}: it names the axis {axis} twice; a leaf can be split over an axis only once"
+                f"{problem}: it names the axis {axis} twice; "
+                "a leaf can be split over an axis only once"
             )
     if len(rule.axes) > leaf.ndim:
         raise ValueError(
