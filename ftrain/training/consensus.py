@@ -158,7 +158,7 @@ class Consensus:
 
 
 def check_program(group: ProcessGroup, step: int, text: str) -> None:
-    """Raise ProcessMismatchError unless all processes compiled the same step: others would deadlock."""
+    """Raise ProcessMismatchError unless all processes compiled the same step: else they hang."""
     own = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     digests = group.gather(f"the program of step {step}", own, LIMIT)
     if len({*digests}) == 1:
