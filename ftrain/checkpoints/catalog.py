@@ -26,8 +26,15 @@ from ftrain.checkpoints.manifest import (
     read_manifest,
 )
 from ftrain.checkpoints.orbax_layout import COMMITTED
-from ftrain.formats.whole_files import read_whole
-from ftrain.storage import exists, is_directory, is_file, list_names, replacing, write_text
+from ftrain.storage import (
+    exists,
+    is_directory,
+    is_file,
+    list_names,
+    read_whole,
+    replacing,
+    write_text,
+)
 
 CATALOG_FILE = "checkpoints.json"
 # Suffixes of a step's name.

@@ -26,13 +26,13 @@ from ftrain.checkpoints.orbax_layout import (
     open_leaves,
 )
 from ftrain.checkpoints.snapshot import Index, digest_of, in_parallel
-from ftrain.formats.whole_files import read_whole
 from ftrain.paths import local_path
 from ftrain.storage import (
     exists,
     is_file,
     list_files,
     raise_if_transient,
+    read_whole,
     retry,
     write_text,
 )

@@ -31,7 +31,7 @@ class DataCommandError(ValueError):
 
 def match(files: Sequence[str]) -> list[Path]:
     """Return the files that paths and patterns match; DataCommandError if there are none."""
-    from ftrain.formats.records.patterns import match_files
+    from ftrain.formats.records.files import match_files
 
     try:
         found = match_files(files)

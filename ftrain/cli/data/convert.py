@@ -11,7 +11,7 @@ from ftrain.cli.data.arguments import DataCommandError, MaxRecordBytes, match
 from ftrain.cli.tables import show_bytes
 
 if TYPE_CHECKING:
-    from ftrain.formats.tables.conversion import Kind
+    from ftrain.formats.conversion import Kind
 
 Compression = Literal["gzip", "zlib"]
 _PATHS = (
@@ -39,7 +39,7 @@ def convert(
 ) -> None:
     """Convert tables to records of Examples and back, or records to compressed or sharded ones."""
     from ftrain.cli.data.progress import Bar, interruptible
-    from ftrain.formats.tables.conversion import target_kind, to_records, to_table
+    from ftrain.formats.conversion import target_kind, to_records, to_table
 
     if len(paths) < 2:
         raise typer.BadParameter(f"expected SOURCE... TARGET, got only {paths[0]}")
@@ -90,7 +90,7 @@ def _check_directory(target: Path) -> None:
 
 
 def _common_kind(sources: Sequence[Path]) -> "Kind":
-    from ftrain.formats.tables.conversion import source_kind
+    from ftrain.formats.conversion import source_kind
 
     first = source_kind(sources[0])
     for path in sources[1:]:
@@ -103,7 +103,7 @@ def _common_kind(sources: Sequence[Path]) -> "Kind":
 
 def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> None:
     """Raise if the target, or one of its shards, would replace a source."""
-    from ftrain.formats.tables.conversion import shard_pattern
+    from ftrain.formats.conversion import shard_pattern
 
     pattern = shard_pattern(target)
     for path in sources:
@@ -116,7 +116,7 @@ def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> No
 
 
 def _compression(target: Path, compression: Compression | None) -> Literal["GZIP", "ZLIB"] | None:
-    from ftrain.formats.tables.conversion import suffix_compression
+    from ftrain.formats.records.encoding import suffix_compression
 
     by_suffix = suffix_compression(target)
     by_option: dict[str, Literal["GZIP", "ZLIB"]] = {"gzip": "GZIP", "zlib": "ZLIB"}

@@ -34,9 +34,8 @@ def index(
 
 def _index(path: Path, on_damage: Literal["raise", "skip"]) -> str:
     """Write the index of a file; return a line about it."""
-    from ftrain.formats.records.indexing import index_records
-    from ftrain.formats.records.sidecar import load_sidecar, sidecar_path
-    from ftrain.formats.tables.conversion import advise, name_file
+    from ftrain.formats.conversion import advise, name_file
+    from ftrain.formats.records.index import index_records, load_sidecar, sidecar_path
 
     with name_file(path), advise("--skip-damaged leaves damaged records out of the index"):
         fresh = load_sidecar(path, os.stat(path), on_damage) is not None
@@ -54,8 +53,7 @@ def _index(path: Path, on_damage: Literal["raise", "skip"]) -> str:
 
 
 def _refuse_compressed(path: Path) -> None:
-    from ftrain.formats.records.compression import detect_compression
-    from ftrain.formats.tables.conversion import plain_name
+    from ftrain.formats.records.encoding import detect_compression, plain_name
 
     if compression := detect_compression(path):
         command = shlex.join(["ftrain", "data", "convert", str(path), str(plain_name(path))])

@@ -67,9 +67,9 @@ def _share(number: int, files: int) -> int:
 
 
 def _survey(bar: "Bar", path: Path, share: int) -> _Survey:
-    from ftrain.formats.records.compression import detect_compression
+    from ftrain.formats.conversion import follow_records, name_file
+    from ftrain.formats.records.encoding import detect_compression
     from ftrain.formats.records.reading import read_records
-    from ftrain.formats.tables.conversion import follow_records, name_file
 
     compression = detect_compression(path)
     limit = _SAMPLE_BYTES * share // _SAMPLE
@@ -86,8 +86,8 @@ def _survey(bar: "Bar", path: Path, share: int) -> _Survey:
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
     """Advise what to do about damage; a file that starts with it is perhaps not a record file."""
-    from ftrain.formats.records.framing import HEADER_CUT, HEADER_WRONG, DamagedRecordError
-    from ftrain.formats.tables.conversion import advise, verify_advice
+    from ftrain.formats.conversion import advise, verify_advice
+    from ftrain.formats.records.encoding import HEADER_CUT, HEADER_WRONG, DamagedRecordError
 
     with advise(verify_advice(path)):
         try:
@@ -124,8 +124,7 @@ def _count(records: Iterator[bytes], share: int, limit: int) -> "tuple[list[byte
 
 def _plain_lengths(path: Path) -> "np.ndarray":
     """Return the lengths of all records of a plain file, from its sidecar or its headers."""
-    from ftrain.formats.records.indexing import index_records
-    from ftrain.formats.records.sidecar import load_sidecar
+    from ftrain.formats.records.index import index_records, load_sidecar
 
     frames = load_sidecar(path, os.stat(path), "raise")
     return index_records(path, sidecar=False).lengths if frames is None else frames.lengths

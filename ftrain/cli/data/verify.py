@@ -8,7 +8,7 @@ from ftrain.cli.data.arguments import Files, MaxRecordBytes, match
 from ftrain.cli.tables import show_bytes
 
 if TYPE_CHECKING:
-    from ftrain.formats.records.framing import DamagedRecordError
+    from ftrain.formats.records.encoding import DamagedRecordError
 
 _SHOWN = 20
 
@@ -25,7 +25,7 @@ def verify(
 ) -> None:
     """Read every record of FILES and verify all checksums; exit with 1 if one is damaged."""
     from ftrain.cli.data.progress import Bar, interruptible
-    from ftrain.formats.tables.conversion import follow_records
+    from ftrain.formats.conversion import follow_records
 
     paths = match(files)
     good = 0  # records
