@@ -1,7 +1,8 @@
-"""Storage: what is on disk, where errors that pass are retried and only what is missing counts as missing.
+"""Storage: files and directories, with retries of transient errors and atomic replacement.
 
-A network file system can fail for a while, and a process can run out of file descriptors. Such an error says nothing
-about what is stored: it is retried, and then raised, so that whoever started the process can start it again.
+A network file system can fail for a while, and a process can run out of file descriptors. Such an
+error does not mean that a file is missing: the operation is retried, and then the error is raised,
+so that the launcher can restart the process.
 """
 
 import errno
@@ -16,9 +17,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-TIMEOUT = (
-    "FTRAIN_IO_TIMEOUT"  # a variable of the environment: seconds for which an operation is retried
-)
+TIMEOUT = "FTRAIN_IO_TIMEOUT"  # environment variable: seconds for which an operation is retried
 DEFAULT_TIMEOUT = 30.0
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 5.0
@@ -44,7 +43,7 @@ TRANSIENT = frozenset(
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised from, is of the operating system and may pass."""
+    """Return True if an error, or one of its causes, is a transient error of the system."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -56,7 +55,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 def raise_if_transient(error: BaseException, path: str | Path) -> None:
-    """Raise an OSError for `path` if `error` is transient; tensorstore hides the number of one in a ValueError."""
+    """Raise an OSError for `path` if `error` is transient, else return.
+
+    tensorstore raises ValueError for errors of the system, with the error code in its message.
+    """
     if isinstance(error, OSError) and error.errno in TRANSIENT:
         raise error
     found = re.search(r"os_error_code='(\d+)'", str(error))
@@ -72,10 +74,10 @@ def retry(
     before_retry: Callable[[], None] = lambda: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Call `action` until no transient error is raised, for at most `timeout` seconds; then raise the last one.
+    """Call `action` until it raises no transient error, for at most `timeout` seconds.
 
-    The delay between two calls doubles, up to 5 seconds. Without a `timeout` the limit is FTRAIN_IO_TIMEOUT seconds,
-    30 if that is not set.
+    Then the last error is raised. The delay between two calls doubles, up to 5 seconds. Without a
+    `timeout` the limit is FTRAIN_IO_TIMEOUT seconds, or 30 if that is not set.
     """
     deadline = time.monotonic() + (io_timeout() if timeout is None else timeout)
     delay = _FIRST_DELAY
@@ -91,22 +93,24 @@ def retry(
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something at `path`. Unlike pathlib's, an error is not taken for an answer."""
+    """Return True if `path` exists; unlike pathlib, raise an error that leaves it unknown."""
     return _mode(path) is not None
 
 
 def is_directory(path: Path) -> bool:
+    """Return True if `path` is a directory; errors as in `exists`."""
     mode = _mode(path)
     return mode is not None and stat.S_ISDIR(mode)
 
 
 def is_file(path: Path) -> bool:
+    """Return True if `path` is a regular file; errors as in `exists`."""
     mode = _mode(path)
     return mode is not None and stat.S_ISREG(mode)
 
 
 def list_names(directory: Path) -> list[str]:
-    """The names in a directory, sorted; none if it is missing."""
+    """Return the names in a directory, sorted; [] if it is missing."""
     try:
         return sorted(os.listdir(directory))
     except OSError as error:
@@ -182,6 +186,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def io_timeout() -> float:
+    """Return the seconds for which an operation is retried."""
+    try:
+        return max(0.0, float(os.environ[TIMEOUT]))
+    except (KeyError, ValueError):
+        return DEFAULT_TIMEOUT
+
+
 def _raise_unless_deleted(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
@@ -196,11 +208,3 @@ def _mode(path: Path) -> int | None:
         if error.errno not in (*_MISSING, errno.ELOOP, errno.ENAMETOOLONG):
             raise
         return None
-
-
-def io_timeout() -> float:
-    """Seconds for which an operation is retried."""
-    try:
-        return max(0.0, float(os.environ[TIMEOUT]))
-    except (KeyError, ValueError):
-        return DEFAULT_TIMEOUT

@@ -1,9 +1,10 @@
 """Checkpoints: save any pytree, verify what was written, and restore it."""
 
 from ftrain.checkpoints.catalog import Catalog, Record, read_catalog
-from ftrain.checkpoints.errors import CheckpointError, DamagedError, MismatchError, SaveError
+from ftrain.checkpoints.errors import CheckpointError, DamagedError, LeafMismatchError, SaveError
 from ftrain.checkpoints.lock import HeldElsewhereError, InUseError, hold, is_held
 from ftrain.checkpoints.manager import CheckpointManager
+from ftrain.checkpoints.manifest import verify
 from ftrain.checkpoints.paths import (
     checkpoint_exists,
     checkpoint_state,
@@ -19,7 +20,6 @@ from ftrain.checkpoints.reader import (
     open_reader,
 )
 from ftrain.checkpoints.snapshot import digest_leaves
-from ftrain.checkpoints.verification import verify
 from ftrain.checkpoints.vocabulary import VocabInfo
 from ftrain.checkpoints.warm_start import init_from_checkpoint, warm_start
 
@@ -31,7 +31,7 @@ __all__ = [
     "DamagedError",
     "HeldElsewhereError",
     "InUseError",
-    "MismatchError",
+    "LeafMismatchError",
     "Record",
     "SaveError",
     "VocabInfo",

@@ -1,34 +1,59 @@
 """The catalog of a directory: which checkpoints there are, which is the latest, and which stay.
 
 `checkpoints.json` lists the checkpoints in the order in which they were saved. `rotate` decides
-which of them stay; it is pure. What renames and deletes directories is in `cleanup`.
+which of them stay; it is pure. A directory is renamed before it is deleted, so that half a
+checkpoint never stands under a step's name.
 """
 
 import dataclasses
 import json
 import math
+import os
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from ftrain.checkpoints.array_values import crc32c_of_text
-from ftrain.checkpoints.errors import DamagedError
+from ftrain.checkpoints.errors import CheckpointError, DamagedError
 from ftrain.checkpoints.lock import wait_for_lock
-from ftrain.checkpoints.manifest import check_time, read_manifest
+from ftrain.checkpoints.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    check_time,
+    crc32c_of_text,
+    read_manifest,
+)
 from ftrain.checkpoints.orbax_layout import COMMITTED
-from ftrain.storage import exists, is_directory, is_file, list_names, read_whole, write_text
+from ftrain.storage import (
+    exists,
+    is_directory,
+    is_file,
+    list_names,
+    read_whole,
+    replacing,
+    write_text,
+)
 
 CATALOG_FILE = "checkpoints.json"
-REPLACED = (
-    ".replaced"  # suffix of an old checkpoint while a new one of the same step takes its place
-)
+# Suffixes of a step's name.
+SAVING = ".saving"  # being written
+REPLACED = ".replaced"  # the old one, while a new one of the same step takes its place
+DELETING = ".deleting"  # being deleted
+SUSPECT = ".suspect"  # has non-finite leaves
+DAMAGED = ".damaged"  # failed verification
+INCOMPLETE = ".incomplete"  # not committed, and in the way of a new checkpoint
+# Roles of a checkpoint.
 NEWEST = "newest"  # among the newest
-KEPT = "kept"  # for good: due by step or by time, or not written by ftrain
+KEPT = "kept"  # stays: due by step or by time, or not written by ftrain
 PASSED = "passed"  # neither; stays only while it is pinned or among the best
 _LOCK = ".catalog.lock"  # held while the catalog is changed; a file, because NFS locks no directory
 _MAX_BYTES = 1 << 28
 _MAX_STEP_DIGITS = 18
+_LEFTOVER = re.compile(
+    rf"\d+({SAVING}.*|(\.\w+)?{DELETING}|\.orbax-checkpoint-tmp.*)|\..+\.json\.\d+"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +97,8 @@ class Retention:
             raise ValueError(f"best_mode must be 'min' or 'max', got {self.mode!r}")
         if self.best and self.mode is None and self.metric != "loss":
             raise ValueError(
-                f"keep_best by {self.metric!r} needs best_mode, 'min' or 'max': which values are better?"
+                f"keep_best by {self.metric!r} needs best_mode, 'min' or 'max': "
+                "whether small or large values are better"
             )
 
 
@@ -81,7 +107,7 @@ class Catalog:
     """The checkpoints of a directory in the order of their saves; the last is the latest."""
 
     records: tuple[Record, ...] = ()
-    keep_after: float | None = None  # a checkpoint saved after this time is kept for good
+    keep_after: float | None = None  # a checkpoint saved after this time stays
     retention: Retention = dataclasses.field(default_factory=Retention)  # applied last
 
     def find(self, step: int) -> Record | None:
@@ -118,8 +144,8 @@ def rotate(
 ) -> tuple[list[Record], list[Record], float]:
     """Return the checkpoints that stay, those to delete, and the new value of `keep_after`.
 
-    `records` are in the order in which they were saved. One that leaves the newest is kept for good
-    if its step is a multiple of `every_steps`, or if it was saved after `keep_after`, which then
+    `records` are in the order in which they were saved. One that leaves the newest stays if
+    its step is a multiple of `every_steps`, or if it was saved after `keep_after`, which then
     advances by `every_hours`.
     """
     rotated = list(records)
@@ -182,7 +208,7 @@ def read_catalog(directory: Path, steps: Sequence[int] | None = None) -> Catalog
 
     A step is missing from an existing list if the process that saved it was killed before it
     updated the list. If there is no readable list, nothing is known about the checkpoints, so all
-    of them are kept for good, as are those that plain Orbax wrote.
+    of them stay, and so do those that plain Orbax wrote.
     """
     steps = committed_steps(directory) if steps is None else steps
     listed = _read(directory / CATALOG_FILE)
@@ -202,7 +228,112 @@ def lock_catalog(directory: Path) -> Iterator[None]:
         yield
 
 
+def add_checkpoint(directory: Path, record: Record, retention: Retention, opened: float) -> None:
+    """Make a checkpoint that was just written the latest, and delete those that need not stay.
+
+    `opened` is when the directory was first saved to, as far as this process knows. The hours of
+    `keep_every_hours` count from there until the catalog has a time of its own.
+    """
+    with lock_catalog(directory):
+        catalog = read_catalog(directory)
+        replaced = catalog.find(record.step)
+        is_pinned = replaced is not None and replaced.pinned
+        others = catalog.without(record.step).records
+        records = (*others, dataclasses.replace(record, pinned=is_pinned))
+        _rotate(directory, dataclasses.replace(catalog, records=records), retention, opened)
+
+
+def complete_checkpoint(
+    directory: Path,
+    step: int,
+    metrics: dict[str, float],
+    extra: dict[str, Any],
+    retention: Retention,
+    opened: float,
+) -> None:
+    """Add metrics and extra values to a checkpoint, and choose again which ones stay.
+
+    Nothing is written if the checkpoint already has all of them.
+    """
+    with lock_catalog(directory):
+        catalog = read_catalog(directory)
+        path = step_path(directory, step)
+        record = catalog.find(step)
+        manifest = read_manifest(path) if record is not None else None
+        if record is None or manifest is None:  # just deleted, or written by plain Orbax
+            return
+        all_metrics = {**manifest.metrics, **metrics}
+        all_extra = {**(manifest.extra or {}), **extra} or None
+        if all_metrics == manifest.metrics == record.metrics and all_extra == manifest.extra:
+            return
+        update = {"metrics": all_metrics, "extra": all_extra}
+        _replace_manifest(path, manifest.model_copy(update=update))
+        catalog = catalog.replace(step, metrics={**record.metrics, **all_metrics})
+        _rotate(directory, catalog, retention, opened)
+
+
+def pin_checkpoint(directory: Path, step: int, pinned: bool) -> None:
+    """Pin or unpin a checkpoint in the catalog."""
+    with lock_catalog(directory):
+        catalog = read_catalog(directory)
+        if catalog.find(step) is None:
+            raise CheckpointError(
+                f"{directory}: the checkpoint of step {step} has just been deleted"
+            )
+        catalog.replace(step, pinned=pinned).write(directory)
+
+
+def delete_checkpoint(directory: Path, step: int) -> None:
+    """Delete a checkpoint, unless it is pinned."""
+    with lock_catalog(directory):
+        catalog = read_catalog(directory)
+        record = catalog.find(step)
+        if record is not None and record.pinned:
+            raise CheckpointError(f"{directory / str(step)} is pinned; unpin it first")
+        discard(directory / str(step))
+        catalog.without(step).write(directory)
+
+
+def prune_suspects(directory: Path, keep: int | Literal["all"]) -> None:
+    """Delete suspects except the first, which is nearest to the cause, and the newest others."""
+    if keep == "all":
+        return
+    paths = [directory / name for name in list_names(directory) if name.endswith(SUSPECT)]
+    suspects = sorted(paths, key=lambda path: path.stat().st_mtime)
+    for path in suspects[1 : max(1, len(suspects) - keep + 1)]:
+        discard(path)
+
+
+def discard(path: Path) -> None:
+    """Rename a checkpoint's directory, then delete it."""
+    renamed = path.with_name(f"{path.name}{DELETING}")
+    shutil.rmtree(renamed, ignore_errors=True)
+    path.rename(renamed)
+    shutil.rmtree(renamed)
+
+
+def move_aside(path: Path, suffix: str) -> Path:
+    """Rename a path to a free name with a suffix, and return the new path."""
+    aside = path.with_name(f"{path.name}{suffix}")
+    number = 1
+    while exists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}{suffix}{number}")
+    return path.rename(aside)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Finish or undo what a killed process left half written, half deleted or half replaced."""
+    for path in sorted(directory.iterdir()):
+        if re.fullmatch(rf"\d+(\{SUSPECT})?\{REPLACED}", path.name):
+            final = path.with_name(path.name.removesuffix(REPLACED))
+            discard(path) if exists(final) else path.rename(final)
+        elif _LEFTOVER.fullmatch(path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def _is_step(name: str) -> bool:
+    """Return True for the name of a checkpoint's directory, such as 500."""
     return name.isdecimal() and len(name) <= _MAX_STEP_DIGITS and str(int(name)) == name
 
 
@@ -227,7 +358,7 @@ def _read(path: Path) -> Catalog | None:
 
 
 def _checksum(contents: dict[str, Any]) -> str:
-    """Protects the times: one wrong digit would make an older checkpoint the latest."""
+    """Return a checksum; one wrong digit of a time would make an older checkpoint the latest."""
     return crc32c_of_text(json.dumps(contents, sort_keys=True))
 
 
@@ -253,3 +384,21 @@ def _discover(path: Path, step: int, has_catalog: bool) -> Record | None:
         return Record(step, path.stat().st_mtime, role=KEPT)
     except FileNotFoundError:
         return None
+
+
+def _rotate(directory: Path, catalog: Catalog, retention: Retention, opened: float) -> None:
+    """Write the catalog of the checkpoints that stay, and delete the others."""
+    first = opened + (retention.every_hours or 0) * 3600
+    after = first if catalog.keep_after is None else catalog.keep_after
+    kept, deleted, after = rotate(catalog.records, retention, after)
+    Catalog(tuple(kept), after if retention.every_hours else None, retention).write(directory)
+    for record in deleted:
+        discard(directory / str(record.step))
+
+
+def _replace_manifest(path: Path, manifest: Manifest) -> None:
+    # The temporary file is outside of the checkpoint: inside, verification would not expect it.
+    # If this process is killed, `remove_leftovers` deletes it.
+    temporary = path.with_name(f".{path.name}.{MANIFEST_FILE}.{os.getpid()}")
+    with replacing(path / MANIFEST_FILE, temporary):
+        temporary.write_text(manifest.as_text())

@@ -24,7 +24,7 @@ class DamagedError(CheckpointError):
         super().__init__(f"{path} is damaged: {'; '.join(shown)}")
 
 
-class MismatchError(CheckpointError):
+class LeafMismatchError(CheckpointError):
     """A checkpoint has other leaves than expected; `differences` has one phrase for each leaf."""
 
     def __init__(self, path: Path | str, differences: Sequence[str], way_out: str = ""):

@@ -6,7 +6,7 @@ cases the process has ended and the lock remains:
 - A forked child has inherited the file. Such a lock is taken over, if the process ran on this
   machine and no longer does.
 - The machine is lost. A network file system then keeps the lock until the lease of that machine
-  ends. Nobody can know from here whether the process is alive, so such a lock is never taken over;
+  ends. Whether the process is alive cannot be known from here, so such a lock is never taken over;
   InUseError names the host and what to do.
 """
 
@@ -37,7 +37,7 @@ class HeldElsewhereError(InUseError):
 
 
 class Holder(NamedTuple):
-    """A process, with enough facts to tell it from a later one with the same id."""
+    """A process, with enough facts to distinguish it from a later one with the same id."""
 
     pid: int
     host: str
@@ -87,7 +87,8 @@ def wait_for_lock(path: Path, timeout: float = _TIMEOUT) -> IO[str]:
     while (lock := retry(lambda: _try_lock(path))) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"{path} is still locked by another process after {timeout:g} s; if none is, delete it"
+                f"{path} is still locked by another process after {timeout:g} s; "
+                "if no process uses the directory, delete the file"
             )
         time.sleep(_POLL)
     return lock
@@ -101,7 +102,7 @@ def is_held(path: Path) -> bool:
 def is_still_held(lock: IO[str], path: Path) -> bool:
     """Return False if a lock was deleted and another process has taken it since.
 
-    A lock that was deleted, and that nobody has taken since, counts as held.
+    A lock that was deleted, and that no process has taken since, counts as held.
     """
     try:
         return os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
@@ -167,9 +168,10 @@ def _in_use_error(path: Path, what: str, holder: Holder | None, own: Holder) -> 
             f"{what} by process {holder.pid}; wait for it, or choose another directory"
         )
     return HeldElsewhereError(
-        f"{what} by process {holder.pid} on host {holder.host}; wait for it, or choose another directory; "
-        "if that host is lost, its file system frees the lock after a while: try again, or make sure of "
-        f"it and delete {path}"
+        f"{what} by process {holder.pid} on host {holder.host}; "
+        "wait for it, or choose another directory; "
+        "if that host is lost, its file system frees the lock after a while: "
+        f"retry later, or check that the host is down and delete {path}"
     )
 
 

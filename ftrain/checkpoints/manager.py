@@ -9,15 +9,18 @@ from typing import Any, Literal
 
 from ftrain.checkpoints.catalog import (
     CATALOG_FILE,
+    SAVING,
+    SUSPECT,
     Record,
     Retention,
     best_of,
     committed_steps,
+    delete_checkpoint,
     numbered_steps,
+    pin_checkpoint,
     read_catalog,
     step_path,
 )
-from ftrain.checkpoints.cleanup import SAVING, SUSPECT, delete_checkpoint, pin_checkpoint
 from ftrain.checkpoints.errors import CheckpointError, DamagedError
 from ftrain.checkpoints.manifest import decode_extra, encode_extra, read_manifest
 from ftrain.checkpoints.matching import Selection, as_patterns

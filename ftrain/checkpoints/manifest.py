@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: what every file and every leaf of it must be, and extra values.
+"""The manifest of a checkpoint: what every file and leaf must be, and verification against it.
 
-Extra values are a small mapping that is stored in the manifest, as strict JSON.
+It also holds extra values: a small mapping, as strict JSON.
 """
 
 import json
@@ -11,14 +11,31 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
+import google_crc32c
 import ml_dtypes  # noqa: F401 - it makes bfloat16 and its like known to numpy
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from ftrain.checkpoints.array_values import crc32c_of_text
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
-from ftrain.checkpoints.snapshot import Index
-from ftrain.storage import is_file, raise_if_transient, read_whole, write_text
+from ftrain.checkpoints.matching import describe_leaf
+from ftrain.checkpoints.orbax_layout import (
+    COMMITTED,
+    Specs,
+    is_checkpoint,
+    leaf_specs,
+    open_leaves,
+)
+from ftrain.checkpoints.snapshot import Index, digest_of, in_parallel
+from ftrain.paths import local_path
+from ftrain.storage import (
+    exists,
+    is_file,
+    list_files,
+    raise_if_transient,
+    read_whole,
+    retry,
+    write_text,
+)
 
 MANIFEST_FILE = "manifest.json"
 # In the metadata of Orbax: this checkpoint must have a manifest.
@@ -26,6 +43,7 @@ ORBAX_METADATA: dict[str, Any] = {"ftrain": {"manifest": MANIFEST_FILE}}
 MAX_BYTES = 1 << 28  # of a manifest, by default; 256 MiB
 _MAX_LEAF_BYTES = 1 << 62
 _MAX_NAME_BYTES = 255  # of a file name
+_FILE_CHUNK = 1 << 20  # bytes read at a time: few enough to stay in the processor's cache
 _FLOAT = "$float"  # {"$float": "inf"} stands for a number that JSON cannot express
 
 
@@ -125,19 +143,85 @@ def read_manifest(directory: Path, *, max_bytes: int = MAX_BYTES) -> Manifest | 
     return manifest
 
 
-def _covers(leaf: Leaf) -> bool:
-    """Return True if the pieces of a leaf are inside of it and have its size in total."""
-    if 0 in leaf.shape:
-        return True
-    size = 0
-    for index in map(parse_index, leaf.pieces):
-        if any(
-            not 0 <= part.start < part.stop <= side
-            for part, side in zip(index, leaf.shape, strict=True)
-        ):
-            return False
-        size += math.prod(part.stop - part.start for part in index)
-    return size == math.prod(leaf.shape)
+def format_manifest(contents: Mapping[str, Any]) -> str:
+    """Return the text of a manifest. It is canonical, so every byte of the file can be checked."""
+    body = json.dumps(contents, sort_keys=True, allow_nan=False)  # NaN and Infinity are not JSON
+    return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'
+
+
+def verify(directory: str | Path) -> list[str]:
+    """Return everything that is wrong with a checkpoint, by file and by leaf; [] if it is intact.
+
+    A checkpoint that plain Orbax wrote has no manifest; of it, only unreadable leaves are reported.
+    """
+    directory = local_path(directory)
+    if not is_checkpoint(directory):
+        raise CheckpointError(f"{directory} is not a checkpoint")
+    return retry(lambda: _find_damage(directory))
+
+
+def find_wrong_files(directory: Path, manifest: Manifest) -> list[str]:
+    """Return what is wrong with the names and sizes of files; no file is read."""
+    found = list_files(directory)
+    found.pop(MANIFEST_FILE, None)
+    expected = manifest.files
+    wrong = [f"file {name} is missing" for name in expected if name not in found]
+    wrong += [f"file {name} is unexpected" for name in found if name not in expected]
+    wrong += [
+        f"file {name} has {found[name]} bytes, expected {file.size}"
+        for name, file in expected.items()
+        if name in found and found[name] != file.size
+    ]
+    if directory.name.isdecimal() and manifest.step != int(directory.name):
+        wrong.append(f"file {MANIFEST_FILE} is of step {manifest.step}")
+    return wrong
+
+
+def find_wrong_checksums(
+    directory: Path, manifest: Manifest, sizes: range | None = None
+) -> list[str]:
+    """Return the files, or those of certain sizes, whose bytes are not those that were written."""
+
+    def check(name: str) -> str | None:
+        try:
+            found = crc32c_of(directory / name)
+        except OSError as error:
+            raise_if_transient(error, directory / name)
+            return f"file {name} cannot be read: {error.strerror}"
+        expected = manifest.files[name].crc32c
+        if found == expected:
+            return None
+        return f"file {name} has crc32c {found}, expected {expected}"
+
+    files = [name for name, file in manifest.files.items() if sizes is None or file.size in sizes]
+    existing = [name for name in files if is_file(directory / name)]
+    return [wrong for wrong in in_parallel(check, existing) if wrong]
+
+
+def has_saved_values(value: np.ndarray, leaf: Leaf) -> bool:
+    """Return True if a whole leaf has the values that were saved."""
+    whole = format_index(whole_index(leaf.shape), leaf.shape)
+    return all(
+        digest_of(value if index == whole else value[parse_index(index)]) == digest
+        for index, digest in leaf.pieces.items()
+    )
+
+
+def crc32c_of(path: Path) -> str:
+    """Return the crc32c of a file as eight hexadecimal digits."""
+    value = 0
+    chunk = np.empty(_FILE_CHUNK, np.uint8)
+    with open(path, "rb", buffering=0) as file:
+        # pyright does not know that an array is a buffer.
+        while count := file.readinto(chunk):  # pyright: ignore[reportArgumentType]
+            part = chunk[:count]
+            value = google_crc32c.extend(value, part)  # pyright: ignore[reportArgumentType]
+    return f"{value:08x}"
+
+
+def crc32c_of_text(text: str) -> str:
+    """Return the crc32c of a text in UTF-8 as eight hexadecimal digits."""
+    return f"{google_crc32c.value(text.encode()):08x}"
 
 
 def format_index(index: Index, shape: tuple[int, ...]) -> str:
@@ -209,10 +293,19 @@ def _must_have_manifest(directory: Path) -> bool:
         return False
 
 
-def format_manifest(contents: Mapping[str, Any]) -> str:
-    """Return the text of a manifest. It is canonical, so every byte of the file can be checked."""
-    body = json.dumps(contents, sort_keys=True, allow_nan=False)  # NaN and Infinity are not JSON
-    return f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n'
+def _covers(leaf: Leaf) -> bool:
+    """Return True if the pieces of a leaf are inside of it and have its size in total."""
+    if 0 in leaf.shape:
+        return True
+    size = 0
+    for index in map(parse_index, leaf.pieces):
+        if any(
+            not 0 <= part.start < part.stop <= side
+            for part, side in zip(index, leaf.shape, strict=True)
+        ):
+            return False
+        size += math.prod(part.stop - part.start for part in index)
+    return size == math.prod(leaf.shape)
 
 
 def _describe_error(error: Exception) -> str:
@@ -220,3 +313,57 @@ def _describe_error(error: Exception) -> str:
         first = error.errors()[0]
         return f"{'/'.join(map(str, first['loc'])):.80}: {first['msg']:.200}"
     return summarize_error(error)
+
+
+def _find_damage(directory: Path) -> list[str]:
+    wrong: list[str] = []
+    try:
+        manifest = read_manifest(directory)
+        if manifest is None:
+            return _find_unreadable(directory)
+        wrong = find_wrong_files(directory, manifest)
+        wrong += find_wrong_checksums(directory, manifest)
+        return wrong + _find_wrong_leaves(directory, manifest)
+    except DamagedError as error:
+        return wrong or error.damage
+
+
+def _find_unreadable(directory: Path) -> list[str]:
+    """Return what cannot be read of a checkpoint without a manifest."""
+    wrong: list[str] = []
+    if not exists(directory / COMMITTED):
+        wrong.append(f"file {COMMITTED} is missing: it was never finished")
+    specs = leaf_specs(directory)
+    return wrong + _check_leaves(directory, specs, dict.fromkeys(specs))
+
+
+def _find_wrong_leaves(directory: Path, manifest: Manifest) -> list[str]:
+    """Return the leaves whose values are not those that were saved, each read by itself."""
+    specs = leaf_specs(directory)
+    stored = {name: leaf for name, leaf in manifest.leaves.items() if 0 not in leaf.shape}
+    wrong = [f"leaf {name} is missing" for name in stored if name not in specs]
+    wrong += [f"leaf {name} is unexpected" for name in specs if name not in stored]
+    readable = {name: leaf for name, leaf in stored.items() if name in specs}
+    return wrong + _check_leaves(directory, specs, readable)
+
+
+def _check_leaves(directory: Path, specs: Specs, leaves: Mapping[str, Leaf | None]) -> list[str]:
+    """Return what is wrong with leaves; None stands for a leaf without a manifest."""
+
+    def check(name: str) -> str | None:
+        leaf = leaves[name]
+        try:
+            found = open_leaves(directory, specs, [name])[name]
+            if leaf is not None and describe_leaf(found) != describe_leaf(leaf):
+                return f"leaf {name} is {describe_leaf(found)}, expected {describe_leaf(leaf)}"
+            value = found.read()
+            if leaf is None or has_saved_values(value, leaf):
+                return None
+            return f"leaf {name} has other values than were saved"
+        except DamagedError as error:
+            return error.damage[0]
+        except ValueError as error:
+            raise_if_transient(error, directory)
+            return f"leaf {name} cannot be read: {summarize_error(error)}"
+
+    return [wrong for wrong in in_parallel(check, leaves) if wrong]

@@ -4,18 +4,33 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 
-from ftrain.checkpoints.errors import CheckpointError, MismatchError
+from ftrain.checkpoints.errors import CheckpointError, LeafMismatchError
 
 _UNKNOWN = "?"  # plain Orbax does not record whether a leaf is a random key
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 _WAY_OUT = (
-    "strict=False takes what fits, include, exclude and rename a part of it, cast=True other dtypes"
+    "pass strict=False to restore only the leaves that fit, "
+    "include, exclude or rename to choose leaves, cast=True to convert dtypes"
 )
+
+
+class ShapedLeaf(Protocol):
+    """The shape and dtype of a leaf, in a tree or on disk; `key` if it is a random key."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype, or the name of it."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +76,8 @@ class Selection:
 
 def match(
     path: Path | str,
-    found: Mapping[str, Any],
-    expected: Mapping[str, Any],
+    found: Mapping[str, ShapedLeaf],
+    expected: Mapping[str, ShapedLeaf],
     selection: Selection,
     *,
     hint: bool = True,
@@ -84,16 +99,16 @@ def match(
             f"expected {_describe_kind(expected[name])}"
             for name in misfits
         ]
-        raise MismatchError(path, phrases, _WAY_OUT if hint else "")
+        raise LeafMismatchError(path, phrases, _WAY_OUT if hint else "")
     fitting = {name: source for name, source in taken.items() if name not in misfits}
     if not fitting:
-        raise MismatchError(
+        raise LeafMismatchError(
             path, [f"none of its {len(found)} leaves is selected; it has {_list_some(found)}"]
         )
     return fitting
 
 
-def describe_leaf(leaf: Any) -> str:
+def describe_leaf(leaf: ShapedLeaf) -> str:
     """Return the dtype and shape of a leaf as text."""
     try:
         dtype = np.dtype(leaf.dtype).name
@@ -102,7 +117,7 @@ def describe_leaf(leaf: Any) -> str:
     return f"{dtype}{list(leaf.shape)}"
 
 
-def _describe_kind(leaf: Any) -> str:
+def _describe_kind(leaf: ShapedLeaf) -> str:
     key = getattr(leaf, "key", None)
     return describe_leaf(leaf) + (f" (a key of {key})" if key else "")
 
@@ -139,7 +154,7 @@ def cast(value: np.ndarray, dtype: Any, name: str, *, copy: bool = False) -> np.
 def _check_patterns(
     path: Path | str, found: Iterable[str], names: Iterable[str], selection: Selection
 ) -> None:
-    """A pattern that matches no leaf is an error: it is misspelled."""
+    """Raise an error for a pattern that matches no leaf: it is misspelled."""
     for pattern in (*selection.include, *selection.exclude):
         if not any(re.fullmatch(pattern, name) for name in names):
             raise CheckpointError(
@@ -148,7 +163,7 @@ def _check_patterns(
     for pattern in selection.rename:
         if not any(re.search(pattern, name) for name in found):
             raise CheckpointError(
-                f"{path}: rename pattern {pattern!r} is found in no leaf; there are {_list_some(found)}"
+                f"{path}: rename pattern {pattern!r} matches no leaf; there are {_list_some(found)}"
             )
 
 
@@ -164,7 +179,7 @@ def _renamed(path: Path | str, found: Iterable[str], selection: Selection) -> di
     return saved
 
 
-def _fits(found: Any, expected: Any, may_cast: bool) -> bool:
+def _fits(found: ShapedLeaf, expected: ShapedLeaf, may_cast: bool) -> bool:
     is_castable = (
         may_cast
         and kind_of(found.dtype) is not None

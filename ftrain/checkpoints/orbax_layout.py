@@ -22,7 +22,6 @@ import tensorstore as ts
 from orbax.checkpoint import v1 as ocp
 
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
-from ftrain.checkpoints.manifest import ORBAX_METADATA
 from ftrain.checkpoints.snapshot import Index
 from ftrain.storage import exists, is_directory, list_names, raise_if_transient, read_whole
 from ftrain.tree import Tree
@@ -41,7 +40,9 @@ Specs = dict[str, dict[str, Any]]
 class OrbaxSave(Protocol):
     """A save of Orbax that is under way."""
 
-    def result(self) -> object: ...
+    def result(self) -> object:
+        """Wait until it is written; raises its error if it failed."""
+        ...
 
 
 class StoredLeaf(NamedTuple):
@@ -91,7 +92,7 @@ def _max_leaf_bytes() -> tuple[int, str]:
     return int(value), MAX_LEAF_BYTES
 
 
-def start_orbax_save(path: Path, tree: Tree) -> OrbaxSave:
+def start_orbax_save(path: Path, tree: Tree, metadata: Mapping[str, Any]) -> OrbaxSave:
     """Start a save of Orbax, without a copy, and without compression, which hardly helps."""
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
@@ -100,7 +101,7 @@ def start_orbax_save(path: Path, tree: Tree) -> OrbaxSave:
     context.asynchronous.create_directories_asynchronously = False
     with context:
         path = _without_wildcards(path.parent) / path.name
-        return ocp.save_async(str(path), tree, custom_metadata={**ORBAX_METADATA})
+        return ocp.save_async(str(path), tree, custom_metadata={**metadata})
 
 
 @functools.cache
@@ -186,7 +187,7 @@ def _tree_directory(directory: Path) -> Path:
     if len(homes) > 1:
         names = ", ".join(home.name for home in homes)
         raise CheckpointError(
-            f"{directory} holds several trees: {names}; name one of them, as {homes[0]}"
+            f"{directory} holds several trees: {names}; choose one of them, such as {homes[0]}"
         )
     return homes[0]
 
@@ -210,7 +211,7 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     """Return False for log records of errors that Orbax also raises: one report is enough."""
     if "_SignalingThread.run() raised" in record.getMessage():
         return False
-    # asyncio logs the errors of tasks that nobody waits for.
+    # asyncio logs the errors of tasks that are not awaited.
     trace = record.exc_info[2] if record.name == "asyncio" and record.exc_info else None
     return not any(
         "orbax" in Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(trace)

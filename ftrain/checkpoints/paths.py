@@ -57,7 +57,8 @@ def find_checkpoint(path: str | Path) -> Path:
     if is_directory(path) and (latest := _find_latest(path)) is not None:
         return latest
     raise CheckpointError(
-        f"{path} {describe_path(path)}; expected a checkpoint, a directory of checkpoints or of a run, "
+        f"{path} {describe_path(path)}; "
+        "expected a checkpoint, a directory of checkpoints or of a run, "
         "or the prefix of a TensorFlow checkpoint"
     )
 
@@ -79,7 +80,7 @@ def describe_path(path: Path) -> str:
         )
         return f"is one file of a TensorFlow checkpoint: {way_out}"
     if path.name == "checkpoint":
-        return f"is the list that TensorFlow keeps of its checkpoints: use its directory, {path.parent}"
+        return f"is TensorFlow's list of checkpoints: use its directory, {path.parent}"
     return f"is {_describe_file(path)}, not a checkpoint"
 
 

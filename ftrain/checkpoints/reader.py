@@ -1,25 +1,25 @@
-"""Readers: single leaves of a checkpoint of ftrain, plain Orbax or TensorFlow; and their export."""
+"""Readers: single leaves of a checkpoint of ftrain, Orbax or TensorFlow; statistics and export."""
 
-import difflib
 import math
 import os
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
-from ftrain.checkpoints.manifest import read_manifest
+from ftrain.checkpoints.manifest import has_saved_values, read_manifest
 from ftrain.checkpoints.matching import Selection, as_patterns, describe_leaf
 from ftrain.checkpoints.orbax_layout import leaf_specs, open_leaves
 from ftrain.checkpoints.paths import find_checkpoint
-from ftrain.checkpoints.verification import has_saved_values
 from ftrain.formats import TfCheckpoint, TfCheckpointError, is_tf_checkpoint
 from ftrain.storage import raise_if_transient, replacing, retry
+from ftrain.suggestions import suggest
 
 ExportFormat = Literal["safetensors", "npz"]
+_CHUNK = 1 << 20  # elements converted to double precision at a time
 
 
 class Variable(NamedTuple):
@@ -37,14 +37,38 @@ class Variable(NamedTuple):
             return 0
 
 
+class Statistics(NamedTuple):
+    """Statistics of the finite elements of an array."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    zeros: float  # the share of elements that are zero
+    not_finite: int  # number of non-finite elements
+
+
+class Difference(NamedTuple):
+    """How far two arrays are apart."""
+
+    absolute: float  # the largest
+    relative: float  # the largest, relative to the larger of the two values
+    elements: int  # number of elements that differ; NaN equals NaN
+
+
 class CheckpointReader(Protocol):
     """The variables of one checkpoint by name, each of which is read by itself."""
 
     path: Path
 
     @property
-    def variables(self) -> Mapping[str, Variable]: ...
-    def read(self, name: str, *, verify: bool = True) -> np.ndarray: ...
+    def variables(self) -> Mapping[str, Variable]:
+        """The shape and dtype of each variable."""
+        ...
+
+    def read(self, name: str, *, verify: bool = True) -> np.ndarray:
+        """Return the values of a variable, verified unless `verify` is False."""
+        ...
 
 
 def open_reader(path: str | Path) -> CheckpointReader:
@@ -99,6 +123,63 @@ def export(
         write(reader, names, temporary, done)
         temporary.chmod(0o666 & ~_umask())  # safetensors keeps other users from reading it
     return names
+
+
+def describe_values(array: np.ndarray) -> Statistics | None:
+    """Return statistics of the elements, of complex ones those of their absolute values.
+
+    Returns None for text and for arrays without elements.
+    """
+    if array.dtype.kind in "OSU" or not array.size:
+        return None
+    count = 0
+    total = 0.0
+    squares = 0.0  # sum of squared distances from the mean
+    zeros = 0
+    not_finite = 0
+    low = math.inf
+    high = -math.inf
+    for (part,) in _chunks(array):
+        chunk = np.abs(part).astype(np.float64) if part.dtype.kind == "c" else _as_doubles(part)
+        finite = chunk[np.isfinite(chunk)]
+        not_finite += chunk.size - finite.size
+        zeros += int(np.count_nonzero(chunk == 0))
+        if finite.size:
+            low = min(low, float(finite.min()))
+            high = max(high, float(finite.max()))
+            # Combine means and squares chunk by chunk, without cancellation.
+            mean = float(finite.mean())
+            seen = count + finite.size
+            squares += float(((finite - mean) ** 2).sum())
+            if count:
+                squares += (mean - total / count) ** 2 * count * finite.size / seen
+            count = seen
+            total += float(finite.sum())
+    share = zeros / array.size
+    if not count:
+        return Statistics(math.nan, math.nan, math.nan, math.nan, share, not_finite)
+    return Statistics(total / count, math.sqrt(squares / count), low, high, share, not_finite)
+
+
+def compare_values(left: np.ndarray, right: np.ndarray) -> Difference:
+    """Return the difference of two arrays of the same shape and dtype."""
+    if left.dtype.kind in "OSU":
+        differing = int(np.count_nonzero(left != right))
+        distance = math.inf if differing else 0.0
+        return Difference(distance, distance, differing)
+    absolute = 0.0
+    relative = 0.0
+    differing = 0
+    for one, other in _chunks(left, right):
+        differs = one != other  # exact, also for integers that a double cannot represent
+        if left.dtype.kind not in "biu":
+            differs &= ~(np.isnan(one) & np.isnan(other))
+        if differs.any():
+            gap, larger = _gaps(_as_doubles(one[differs]), _as_doubles(other[differs]))
+            differing += int(differs.sum())
+            absolute = max(absolute, float(gap.max()))
+            relative = max(relative, float((gap / larger).max()))
+    return Difference(absolute, relative, differing)
 
 
 class _OrbaxReader:
@@ -181,12 +262,8 @@ class _TensorFlowReader:
 
 def _find_variable(reader: CheckpointReader, name: str) -> Variable:
     if name not in reader.variables:
-        near = difflib.get_close_matches(name, reader.variables, n=3)
-        hint = (
-            f"; near it are {', '.join(near)}"
-            if near
-            else f"; it has {len(reader.variables)} others"
-        )
+        hint = suggest(name, reader.variables, count=3)
+        hint = hint or f"; it has {len(reader.variables)} others"
         raise CheckpointError(f"{reader.path} has no leaf {name!r}{hint}")
     return reader.variables[name]
 
@@ -219,6 +296,26 @@ def _write_npz(
                     file, value.astype(np.float32) if value.dtype.kind == "V" else value
                 )
             done(name)
+
+
+def _gaps(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return distances, infinite where one value is NaN, and the sizes of the larger values."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.abs(one - other)
+        larger = np.maximum(np.abs(one), np.abs(other))
+    gap = np.where(np.isnan(gap), math.inf, gap)
+    return gap, np.where(np.isfinite(larger) & (larger > 0), larger, 1.0)
+
+
+def _chunks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Iterate over arrays of the same size side by side, some elements at a time."""
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    for start in range(0, flat[0].size, _CHUNK):
+        yield tuple(each[start : start + _CHUNK] for each in flat)
+
+
+def _as_doubles(chunk: np.ndarray) -> np.ndarray:
+    return chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
 
 
 def _umask() -> int:

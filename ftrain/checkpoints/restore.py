@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ftrain.checkpoints.array_values import digest_of
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
-from ftrain.checkpoints.manifest import Leaf, Manifest, format_index, read_manifest
-from ftrain.checkpoints.matching import Selection, cast, describe_leaf, match
-from ftrain.checkpoints.orbax_layout import StoredLeaf, leaf_specs, open_leaves
-from ftrain.checkpoints.snapshot import Index, as_array, is_key
-from ftrain.checkpoints.verification import (
+from ftrain.checkpoints.manifest import (
+    Leaf,
+    Manifest,
     find_wrong_checksums,
     find_wrong_files,
+    format_index,
     has_saved_values,
+    read_manifest,
 )
+from ftrain.checkpoints.matching import Selection, cast, describe_leaf, match
+from ftrain.checkpoints.orbax_layout import StoredLeaf, leaf_specs, open_leaves
+from ftrain.checkpoints.snapshot import Index, as_array, digest_of, is_key
 from ftrain.packed import pack_like, unpack
 from ftrain.storage import raise_if_transient
 from ftrain.tree import Tree, named_leaves
@@ -28,6 +30,8 @@ LARGE = 1 << 20  # bytes; a file of this size or more is verified through the va
 _READ_AHEAD = 1 << 28  # bytes read while the values before them are verified and used
 _MAX_CHECKS = 3  # large leaves that wait for verification, and so stay in memory
 _ALL = Selection()
+
+Target = np.ndarray | jax.ShapeDtypeStruct  # a leaf to restore, without its value
 
 
 def restore_tree(
@@ -59,7 +63,7 @@ def check_leaves(directory: Path, like: Tree) -> None:
 
 
 def _find_leaves(
-    directory: Path, targets: dict[str, Any], selection: Selection, *, hint: bool = True
+    directory: Path, targets: dict[str, Target], selection: Selection, *, hint: bool = True
 ) -> tuple[Manifest | None, dict[str, str]]:
     """Return the manifest, and the name in the checkpoint of each selected leaf."""
     manifest = read_manifest(directory)
@@ -79,19 +83,23 @@ def _read_leaves(
     directory: Path,
     manifest: Manifest | None,
     sources: dict[str, str],
-    targets: dict[str, Any],
+    targets: dict[str, Target],
     verify: bool,
 ) -> dict[str, Any]:
     """Return the values of the selected leaves by their names in the tree."""
     by_source = {source: targets[name] for name, source in sources.items()}
     with _LeafReader(directory, manifest, by_source, verify=verify) as reader:
-        sharded = [source for source in reader.stored if _is_multihost(by_source[source])]
+        sharded = {
+            source: target
+            for source in reader.stored
+            if isinstance(target := by_source[source], jax.ShapeDtypeStruct)
+            and _is_multihost(target)
+        }
         whole = [source for source in reader.stored if source not in sharded]
         values = reader.read_whole(
             whole, lambda source, value: _place(value, by_source[source], source)
         )
-        for source in sharded:
-            target = by_source[source]
+        for source, target in sharded.items():
             values[source] = reader.read_shards(source, target.sharding, target.dtype)
     return {
         name: values[source] if source in values else _empty_leaf(targets[name])
@@ -139,7 +147,9 @@ class _LeafReader:
             used[name] = use(name, value)
         return used
 
-    def read_shards(self, name: str, sharding: Any, dtype: Any) -> Any:
+    def read_shards(
+        self, name: str, sharding: jax.sharding.Sharding, dtype: np.dtype
+    ) -> jax.Array | None:
         """Return a leaf that is spread over processes.
 
         Each process reads its own shards, and verifies those that were saved as they are.
@@ -238,7 +248,7 @@ def _as_targets(like: Tree) -> Tree:
     return unpack(jax.tree.map(_as_target, like))
 
 
-def _as_target(leaf: Any) -> Any:
+def _as_target(leaf: Any) -> Target:
     """Return a leaf without its value; numpy arrays stay numpy, which keeps 64-bit dtypes."""
     array = as_array(leaf)
     if isinstance(array, np.ndarray):
@@ -246,9 +256,9 @@ def _as_target(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
-def _as_stored(target: Any) -> Any:
+def _as_stored(target: Target) -> "Target | _StoredKey":
     """Return the shape and dtype of a leaf on disk, where a random key is its data."""
-    if not is_key(target):
+    if isinstance(target, np.ndarray) or not is_key(target):
         return target
     data = jax.eval_shape(jax.random.key_data, target)
     return _StoredKey(data.shape, data.dtype, str(_key_implementation(target)))
@@ -258,15 +268,15 @@ def _key_implementation(key: jax.ShapeDtypeStruct) -> Any:
     return jax.random.key_impl(jax.numpy.empty((), key.dtype))
 
 
-def _is_multihost(target: Any) -> bool:
+def _is_multihost(target: jax.ShapeDtypeStruct) -> bool:
     """Return True if each process reads a part of a leaf."""
-    sharding = getattr(target, "sharding", None)
+    sharding = target.sharding
     return sharding is not None and not (
         sharding.is_fully_addressable or sharding.is_fully_replicated or is_key(target)
     )
 
 
-def _place(value: np.ndarray, target: Any, name: str) -> Any:
+def _place(value: np.ndarray, target: Target, name: str) -> np.ndarray | jax.Array:
     """Return a value with the type, dtype and sharding of its target."""
     if isinstance(target, np.ndarray):
         return cast(value, target.dtype, name)
@@ -276,13 +286,13 @@ def _place(value: np.ndarray, target: Any, name: str) -> Any:
     return _put(cast(value, target.dtype, name), target.sharding)
 
 
-def _put(value: np.ndarray, sharding: Any) -> jax.Array:
+def _put(value: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def _empty_leaf(target: Any) -> Any:
+def _empty_leaf(target: Target) -> np.ndarray | jax.Array:
     """Return a leaf without elements, of which nothing is stored."""
     stored = _as_stored(target)
     return _place(np.empty(stored.shape, stored.dtype), target, "")

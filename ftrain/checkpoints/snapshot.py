@@ -1,18 +1,25 @@
-"""Snapshots: the values of a tree at one moment, for a thread that writes them during training."""
+"""Snapshots: the values of a tree at one moment, for a thread that writes them; their digests."""
 
 import dataclasses
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import jax
+import ml_dtypes
 import numpy as np
+import xxhash
 
-from ftrain.checkpoints.array_values import digest_of
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.packed import unpack
 from ftrain.tree import Tree, leaves_with_names
 
 Index = tuple[slice, ...]
+_THREADS = 2  # digests release the GIL, and are bound by memory more than by arithmetic
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +70,30 @@ def digest_leaves(tree: Tree) -> dict[str, str]:
     return {name: digest(leaf) for name, leaf in leaves_with_names(take_snapshot(tree))}
 
 
+def digest_of(array: np.ndarray) -> str:
+    """Return a 128-bit digest of an array's values, in the order of its elements."""
+    # pyright does not know that an array is a buffer.
+    return xxhash.xxh3_128_hexdigest(_as_bytes(array))  # pyright: ignore[reportArgumentType]
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Return True if no element is infinite or NaN; integers always are finite."""
+    if array.dtype in (np.float16, ml_dtypes.bfloat16):
+        # numpy is slow at these types, so look at the bits of the exponents.
+        exponent = np.uint16(0x7C00 if array.dtype == np.float16 else 0x7F80)
+        return not bool(((_as_bytes(array).view(np.uint16) & exponent) == exponent).any())
+    try:
+        return bool(np.isfinite(array).all())
+    except TypeError:  # int4 and similar types
+        return True
+
+
+def in_parallel(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Map `function` over the items with a few threads; results are in order."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(function, items))
+
+
 def as_orbax_leaf(leaf: LeafSnapshot) -> Any:
     """Return a leaf as Orbax saves it; None for one without elements, which Orbax refuses."""
     if 0 in leaf.shape:
@@ -87,6 +118,11 @@ def as_array(leaf: Any) -> Any:
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray)):
         return leaf
     return np.asarray(leaf)
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    """Return the memory of an array, without a copy if its elements are contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _to_host(leaf: Any) -> Any:
@@ -127,7 +163,8 @@ def _check(tree: Tree) -> None:
     for name, _ in leaves:
         if on_disk[name.replace("/", ".")] > 1:
             raise CheckpointError(
-                f"leaf {name} has the same name on disk as another, because of a '/' or '.' in a key"
+                f"leaf {name} has the same name on disk as another leaf, "
+                "because of a '/' or '.' in a key; rename a key"
             )
 
 

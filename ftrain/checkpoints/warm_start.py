@@ -1,6 +1,5 @@
 """Warm starts: initialize leaves of a tree from a checkpoint, under the same or other names."""
 
-import difflib
 import re
 import reprlib
 import zlib
@@ -22,6 +21,7 @@ from ftrain.checkpoints.vocabulary import (
     transfer,
 )
 from ftrain.packed import pack_like, unpack
+from ftrain.suggestions import nearest
 from ftrain.tree import Tree, leaves_with_names, named_leaves
 
 _SUGGESTED = 8  # missing names to find similar ones for: it is slow among many names
@@ -31,17 +31,27 @@ class VariableLike(Protocol):
     """The shape and dtype of a variable."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """The name of its dtype."""
+        ...
 
 
 class ReaderLike(Protocol):
     """A checkpoint of any format; messages name it by its `str`, the path."""
 
     @property
-    def variables(self) -> Mapping[str, VariableLike]: ...
-    def read(self, name: str) -> np.ndarray: ...
+    def variables(self) -> Mapping[str, VariableLike]:
+        """The shape and dtype of each variable."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """Return the values of a variable."""
+        ...
 
 
 Checkpoint = str | Path | ReaderLike
@@ -137,13 +147,14 @@ def _outermost_first(
             or not all(isinstance(name, str) for name in pair)
         ):
             raise CheckpointError(
-                f"assignment_map has {reprlib.repr(pair)}, expected the names of leaves or of scopes"
+                f"assignment_map has {reprlib.repr(pair)}; "
+                "expected the names of two leaves or of two scopes"
             )
         source, target = pair
         if source.endswith("/") != target.endswith("/"):
             way_out = "end both in a slash for scopes, neither for leaves"
             raise CheckpointError(
-                f"assignment_map has {source!r} for {target!r}, where only one is a scope; {way_out}"
+                f"assignment_map has {source!r} for {target!r}, but only one is a scope; {way_out}"
             )
         if targets.setdefault(target, source) != source:
             raise CheckpointError(
@@ -350,5 +361,5 @@ def _place(value: np.ndarray, leaf: Any) -> Any:
 
 
 def _suggest(name: str, names: Collection[str]) -> str:
-    similar = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or sorted(names)[:3]
+    similar = nearest(name, names, count=3, cutoff=0.4) or sorted(names)[:3]
     return f", nearest are {', '.join(similar)}" if similar else ""

@@ -1,7 +1,7 @@
 """The writer of a manager: one save at a time, in the background, and one writer to a directory.
 
 Orbax writes a checkpoint as `STEP.saving`, then the manifest is added, and the directory gets its
-final name: a checkpoint is complete or not there at all.
+final name. So a checkpoint is either complete or missing.
 """
 
 import dataclasses
@@ -17,10 +17,11 @@ from typing import IO, Any, TypeVar
 import jax
 import numpy as np
 
-from ftrain.checkpoints import cleanup, multihost
-from ftrain.checkpoints.array_values import crc32c_of, digest_of, in_parallel, is_finite
+from ftrain.checkpoints import catalog, multihost
 from ftrain.checkpoints.catalog import (
     REPLACED,
+    SAVING,
+    SUSPECT,
     Record,
     Retention,
     committed_steps,
@@ -31,15 +32,25 @@ from ftrain.checkpoints.catalog import (
 from ftrain.checkpoints.errors import CheckpointError, SaveError, summarize_error
 from ftrain.checkpoints.lock import wait_for_lock
 from ftrain.checkpoints.manifest import (
+    ORBAX_METADATA,
     File,
     Leaf,
     Manifest,
+    crc32c_of,
     format_index,
     whole_index,
 )
 from ftrain.checkpoints.matching import matches_any
 from ftrain.checkpoints.orbax_layout import OrbaxSave, leaf_specs, open_leaves, start_orbax_save
-from ftrain.checkpoints.snapshot import LeafSnapshot, as_orbax_leaf, as_orbax_tree, take_snapshot
+from ftrain.checkpoints.snapshot import (
+    LeafSnapshot,
+    as_orbax_leaf,
+    as_orbax_tree,
+    digest_of,
+    in_parallel,
+    is_finite,
+    take_snapshot,
+)
 from ftrain.storage import exists, list_files, raise_if_transient, retry, sync
 from ftrain.tree import Tree, named_leaves
 
@@ -64,7 +75,7 @@ class _SaveRequest:
     @property
     def staged(self) -> Path:
         """Where it is written before it gets its final name."""
-        return self.directory / f"{self.step}{cleanup.SAVING}"
+        return self.directory / f"{self.step}{SAVING}"
 
 
 class Writer:
@@ -110,7 +121,7 @@ class Writer:
             )
             if jax.process_count() > 1:
                 # Orbax synchronizes processes: all must call it in the order of their steps.
-                response = start_orbax_save(request.staged, as_orbax_tree(tree))
+                response = start_orbax_save(request.staged, as_orbax_tree(tree), ORBAX_METADATA)
                 request = dataclasses.replace(request, response=response)
         except BaseException as error:
             if lock is not None:
@@ -127,7 +138,7 @@ class Writer:
         if jax.process_index() != 0:
             return
         try:
-            cleanup.complete_checkpoint(
+            catalog.complete_checkpoint(
                 directory, step, _select_finite(metrics), extra or {}, self._retention, self._opened
             )
         except OSError as error:
@@ -167,11 +178,11 @@ class Writer:
             return []
         try:
             if is_suspect:
-                retry(lambda: cleanup.prune_suspects(self._directory, self._retention.keep))
+                retry(lambda: catalog.prune_suspects(self._directory, self._retention.keep))
                 return []
             record = Record(request.step, request.time, request.metrics)
             retry(
-                lambda: cleanup.add_checkpoint(
+                lambda: catalog.add_checkpoint(
                     self._directory, record, self._retention, self._opened
                 )
             )
@@ -186,7 +197,7 @@ class Writer:
         if not nonfinite:
             return []
         named = ", ".join(nonfinite[:3]) + (", ..." if len(nonfinite) > 3 else "")
-        path = self._directory / f"{step}{cleanup.SUSPECT}"
+        path = self._directory / f"{step}{SUSPECT}"
         why = "it was put aside and is not the latest (allow_nonfinite lists leaves to ignore)"
         return [f"{path}: not finite: {named}; {why}"]
 
@@ -217,18 +228,19 @@ class Writer:
             self._move_obstacles(step, damaged)
         if step in committed_steps(self._directory) and not overwrite:
             raise CheckpointError(
-                f"{step_path(self._directory, step)} exists already; overwrite=True would replace it"
+                f"{step_path(self._directory, step)} exists already; "
+                "pass overwrite=True to replace it"
             )
 
     def _move_obstacles(self, step: int, damaged: set[int]) -> None:
         if self._inode is None:
-            cleanup.remove_leftovers(self._directory)
+            catalog.remove_leftovers(self._directory)
             self._inode = self._directory.stat().st_ino
         for each in damaged & {*numbered_steps(self._directory)}:
-            cleanup.move_aside(step_path(self._directory, each), cleanup.DAMAGED)
+            catalog.move_aside(step_path(self._directory, each), catalog.DAMAGED)
         path = step_path(self._directory, step)
         if os.path.lexists(path) and step not in committed_steps(self._directory):
-            cleanup.move_aside(path, cleanup.INCOMPLETE)
+            catalog.move_aside(path, catalog.INCOMPLETE)
 
     def _is_same_directory(self) -> bool:
         """Return True if the directory is still the one that was saved to before."""
@@ -263,7 +275,7 @@ def _write(request: _SaveRequest) -> list[str]:
             _describe, named_leaves(request.snapshot)
         )  # while Orbax writes
         response = request.response or start_orbax_save(
-            staged, jax.tree.map(as_orbax_leaf, request.snapshot)
+            staged, jax.tree.map(as_orbax_leaf, request.snapshot), ORBAX_METADATA
         )
         try:
             response.result()
@@ -275,13 +287,13 @@ def _write(request: _SaveRequest) -> list[str]:
     if jax.process_count() > 1:
         leaves, nonfinite = multihost.gather(staged, leaves, nonfinite)
     suspicious = [name for name in nonfinite if not matches_any(name, request.allow_nonfinite)]
-    final = f"{request.step}{cleanup.SUSPECT if suspicious else ''}"
+    final = f"{request.step}{SUSPECT if suspicious else ''}"
     if jax.process_index() == 0:
         _check_written(staged, leaves)
         _make_manifest(request, leaves, suspicious).write(staged)
         _rename_to_final(request, final)
     multihost.wait_until_renamed(staged, multihost.timeout_for(leaves))
-    names = (f"{request.step}{cleanup.SUSPECT}", f"{request.step}")
+    names = (f"{request.step}{SUSPECT}", f"{request.step}")
     if not any(exists(request.directory / name) for name in names):
         multihost.remove_report(staged)
         raise SaveError("process 0 could not finish it")
@@ -350,13 +362,13 @@ def _rename_to_final(request: _SaveRequest, name: str) -> None:
     request.staged.rename(final)
     sync(request.directory)
     if replaced.exists():
-        cleanup.discard(replaced)
+        catalog.discard(replaced)
 
 
 def _remove_partial(request: _SaveRequest) -> None:
     """Delete what was written of a failed save: the disk may be full."""
     if jax.process_index() == 0 and request.directory.is_dir():
-        for path in request.directory.glob(f"{request.step}{cleanup.SAVING}*"):
+        for path in request.directory.glob(f"{request.step}{SAVING}*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:

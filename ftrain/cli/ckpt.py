@@ -101,7 +101,7 @@ def _selected(path: Path) -> list[Path]:
 def _find_damage(path: Path) -> tuple[list[str], str]:
     """Return the damage of a checkpoint, and a note for one without damage."""
     from ftrain.checkpoints import CheckpointError, open_reader
-    from ftrain.checkpoints.verification import verify as find_damage
+    from ftrain.checkpoints.manifest import verify as find_damage
     from ftrain.formats import is_tf_checkpoint
 
     if not is_tf_checkpoint(path):
@@ -166,7 +166,7 @@ def remove(
 ) -> None:
     """Remove checkpoints of RUN; no pinned one, and the last good one only with --force."""
     from ftrain.checkpoints import CheckpointError, CheckpointManager
-    from ftrain.checkpoints.cleanup import discard
+    from ftrain.checkpoints.catalog import discard
     from ftrain.checkpoints.paths import checkpoint_directory
 
     run, steps = _split(run, steps)

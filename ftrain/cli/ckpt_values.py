@@ -20,8 +20,8 @@ def show(
     from rich.table import Table
 
     from ftrain.checkpoints import open_reader
-    from ftrain.checkpoints.array_values import describe_values
     from ftrain.checkpoints.matching import Selection
+    from ftrain.checkpoints.reader import describe_values
 
     reader = open_reader(checkpoint)
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
@@ -65,8 +65,8 @@ def diff(
     from rich.table import Table
 
     from ftrain.checkpoints import open_reader
-    from ftrain.checkpoints.array_values import compare_values
     from ftrain.checkpoints.matching import Selection, describe_leaf
+    from ftrain.checkpoints.reader import compare_values
 
     left = open_reader(a)
     right = open_reader(b)

@@ -38,7 +38,7 @@ MISTAKES = (  # in a path that a user gave
 CODES = {
     "ftrain.config.load.ConfigError": USER_ERROR,
     "ftrain.paths.PathError": USER_ERROR,
-    "ftrain.cluster.control_protocol.MismatchError": USER_ERROR,
+    "ftrain.cluster.control_protocol.ProcessMismatchError": USER_ERROR,
     "ftrain.cluster.control_protocol.ClusterError": PEER_FAILED,  # a restart may help
     # The lock of another host that may be lost ends by itself.
     "ftrain.checkpoints.lock.HeldElsewhereError": TRANSIENT,

@@ -13,13 +13,12 @@ from typing import NamedTuple
 import typer
 
 from ftrain.checkpoints import latest_checkpoint, open_reader
-from ftrain.checkpoints.array_values import compare_values
+from ftrain.checkpoints.reader import compare_values
 from ftrain.hooks.diagnostics import Line, first_difference, read_digest_log
 from ftrain.launching import LaunchSpec, Screen
 from ftrain.launching.child_environment import child_environments, open_lifeline
-from ftrain.launching.child_processes import ChildGroup
-from ftrain.launching.diagnosis import find_cause
-from ftrain.launching.process_status import ProcessStatus
+from ftrain.launching.child_processes import ChildGroup, ProcessStatus
+from ftrain.launching.failures import find_cause
 from ftrain.launching.signals import open_mailbox
 
 PATIENCE = 15.0  # seconds for the others to exit by themselves after a kill; they need about two
@@ -257,6 +256,6 @@ def _describe_failure(statuses: list[ProcessStatus], late: list[int]) -> str:
     if len(statuses) == 1:
         return f"with exit code {statuses[0].returncode}"
     failed = any(status.has_failed and status.index not in late for status in statuses)
-    stories = [find_cause(statuses).story] if failed else []
+    stories = [find_cause(statuses).description] if failed else []
     hanging = [f"process {rank} did not exit by itself" for rank in late]
     return "; ".join(["on several processes", *stories, *hanging])

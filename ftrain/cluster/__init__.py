@@ -1,10 +1,9 @@
 """The devices and processes that a run is spread over."""
 
 from ftrain.cluster.connecting import connect
-from ftrain.cluster.control_protocol import ClusterError, MismatchError, PeerLostError
+from ftrain.cluster.control_protocol import ClusterError, PeerLostError, ProcessMismatchError
 from ftrain.cluster.environment import Membership, membership
 from ftrain.cluster.mesh import batch_shard, make_mesh, split_batch
-from ftrain.cluster.placement import Operation, greedy_by_bytes, replica_device_setter, round_robin
 from ftrain.cluster.process_group import ProcessGroup, create_local
 from ftrain.cluster.sharding import Sharding, bytes_per_device
 from ftrain.cluster.spec import ClusterSpec, check_usable, processes
@@ -13,21 +12,17 @@ __all__ = [
     "ClusterError",
     "ClusterSpec",
     "Membership",
-    "MismatchError",
-    "Operation",
     "PeerLostError",
     "ProcessGroup",
+    "ProcessMismatchError",
     "Sharding",
     "batch_shard",
     "bytes_per_device",
     "check_usable",
     "connect",
     "create_local",
-    "greedy_by_bytes",
     "make_mesh",
     "membership",
     "processes",
-    "replica_device_setter",
-    "round_robin",
     "split_batch",
 ]

@@ -20,7 +20,7 @@ from ftrain.cluster.addresses import (
     parse_address,
 )
 from ftrain.cluster.control_client import ControlClient
-from ftrain.cluster.control_protocol import ClusterError, MismatchError
+from ftrain.cluster.control_protocol import ClusterError, ProcessMismatchError
 from ftrain.cluster.control_server import ControlServer
 from ftrain.cluster.environment import membership
 from ftrain.cluster.job_token import JobToken, find_token
@@ -30,7 +30,7 @@ from ftrain.launching.child_environment import free_addresses
 from ftrain.launching.reporter import Reporter, reporter_of_this_process
 
 START = "the start of the job"
-LOG_AFTER = 10.0  # seconds of waiting after which a line says what for
+LOG_AFTER = 10.0  # seconds of waiting after which a line is logged
 
 
 def connect(
@@ -44,27 +44,27 @@ def connect(
     directory: str | Path | None = None,
     reporter: Reporter | None = None,
 ) -> ProcessGroup:
-    """Be task `index` of `job`: connect to the other processes, then start `jax.distributed`.
+    """Connect to the other processes as task `index` of `job`, then start `jax.distributed`.
 
-    Without a spec the environment says which process this is, see `membership`; if it says nothing,
-    the group has this process only.
+    Without a spec, the environment variables of the launcher identify this process, see
+    `membership`. Without those, the group has this process only.
 
     Process 0 listens at its address in the spec, or at loopback if all processes are on one host.
     The runtime of the devices uses another port there. Call this before anything touches a device.
 
     The processes prove to each other that they know the job token. `ftrain launch` gives them one.
     Otherwise it is FTRAIN_JOB_TOKEN, or the file `job_token` that the first process creates in
-    `directory` or, without one, in `~/.config/ftrain`. This keeps strangers away from the control
-    connections. What is sent is not encrypted, and the runtime's own connections are not protected
-    at all: use a network that you trust.
+    `directory` or, without one, in `~/.config/ftrain`. This keeps strangers out of the control
+    connections. They are not encrypted, and the runtime's own connections are not protected at
+    all: use a trusted network.
 
     Args:
       limit: seconds to wait for process 0, and then for all others; ClusterError names those that
         are missing.
       heartbeat: seconds after which the runtime considers a silent process lost.
-      facts: what must be equal in all processes, beside the versions of jax and ftrain.
-      directory: the run directory. All processes must see the same one; MismatchError names the
-        hosts that do not.
+      facts: values that must be equal in all processes, besides the versions of jax and ftrain.
+      directory: the run directory. All processes must see the same one; ProcessMismatchError
+        names the hosts that do not.
       reporter: reports to the supervisor from now on; default: the one of this process.
     """
     reporter = reporter or reporter_of_this_process()
@@ -72,7 +72,9 @@ def connect(
         member = membership()
         if member is None:
             return create_local()
-        spec, job, index = member.spec, member.job, member.index
+        spec = member.spec
+        job = member.job
+        index = member.index
     check_usable(spec)
     members = processes(spec)
     numbers = {(name, task): number for number, (name, task, _) in enumerate(members)}
@@ -112,7 +114,7 @@ def connect(
 
 @contextmanager
 def _log_if_slow(text: str, reporter: Reporter) -> Iterator[None]:
-    """Log what is waited for if it takes long, unless a supervisor does."""
+    """Log `text` if the block takes long, unless a supervisor logs the progress."""
     timer = threading.Timer(
         LOG_AFTER, lambda: print(f"ftrain: {text}", file=sys.stderr, flush=True)
     )
@@ -133,7 +135,7 @@ def _open_server(address: Address, count: int, token: JobToken, deadline: float)
             time.sleep(0.5)
             return _open_server(address, count, token, deadline)
         raise ClusterError(
-            f"process 0 does not find its own address, {address}: {error.strerror}"
+            f"process 0 cannot resolve its own address, {address}: {error.strerror}"
         ) from None
     except OSError as error:
         raise ClusterError(
@@ -167,7 +169,7 @@ def _start_runtime(group: ProcessGroup, runtime: Address, limit: float, heartbea
         heartbeat_timeout_seconds=max(1, round(heartbeat)),
         shutdown_timeout_seconds=30,
     )
-    jax.devices()  # all processes look for each other's devices now: none can do that alone later
+    jax.devices()  # now, because the processes can only exchange their devices together
 
 
 def _check_hosts(hosts: list[Host]) -> None:
@@ -176,7 +178,7 @@ def _check_hosts(hosts: list[Host]) -> None:
     unreachable = explain_loopback_hosts(hosts)
     # The collectives of CPUs connect hosts by their own names.
     if unreachable is not None and jax.default_backend() == "cpu":
-        raise MismatchError(unreachable)
+        raise ProcessMismatchError(unreachable)
 
 
 def _versions() -> dict[str, str]:

@@ -14,8 +14,8 @@ from ftrain.cluster.control_protocol import (
     ClusterError,
     ControlMessage,
     LimitError,
-    MismatchError,
     PeerLostError,
+    ProcessMismatchError,
 )
 from ftrain.cluster.job_token import JobToken, make_challenge
 from ftrain.launching.protocol import TOKEN
@@ -29,8 +29,8 @@ _STRANGER = "the listener there is not an ftrain process"
 class ControlClient:
     """Connects within `limit` seconds. A thread passes messages of the server to `on_message`.
 
-    Both sides prove that they know the job token before anything else is sent; MismatchError if one
-    does not.
+    Both sides prove that they know the job token before anything else is sent;
+    ProcessMismatchError if one does not.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ControlClient:
         threading.Thread(target=self._read, name="ftrain-control-client", daemon=True).start()
 
     def send(self, message: ControlMessage) -> None:
-        """Send a message; if the server is gone, `on_message` gets `{"lost": 0}`."""
+        """Send a message; if the connection is lost, `on_message` gets `{"lost": 0}`."""
         line = protocol.encode(message, protocol.MAX_LINE)
         try:
             with self._sending:
@@ -70,19 +70,19 @@ class ControlClient:
             self._lose()
 
     def gather(self, name: str, value: Any, limit: float) -> list[Any]:
-        """Return the values of all processes; ClusterError names those that are not in time."""
+        """Return the values of all processes; ClusterError names those that are missing in time."""
         try:
             self.send({"gather": name, "value": value, "limit": limit})
         except LimitError as error:
             raise ValueError(
-                f"the value that process {self._index} brings to {name!r} is {error}"
+                f"the value of process {self._index} for {name!r} is {error}"
             ) from None
         deadline = time.monotonic() + limit + 5  # the server enforces the limit
         with self._changed:
             while name not in self._answers:
                 if self._lost:
                     raise PeerLostError(
-                        f"process 0 is gone, while process {self._index} waited at: {name}"
+                        f"process 0 was lost while process {self._index} waited at: {name}"
                     )
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     raise ClusterError(f"no answer from process 0 for {limit:g} s at: {name}")
@@ -117,7 +117,7 @@ class ControlClient:
         except (EOFError, OSError):
             # Closed without a reason, as by a job that has just ended: the next one will listen.
             refusal = _Refusal("", may_try_again=True)
-        except MismatchError:
+        except ProcessMismatchError:
             self._socket.close()
             raise
         except (ValueError, RecursionError):
@@ -148,13 +148,13 @@ class ControlClient:
         self._socket.sendall(protocol.encode({"proof": self._token.prove("client", *facts)}))
         answer = _receive_line(self._socket, deadline)
         if answer.get("refused") == "token":
-            raise MismatchError(
+            raise ProcessMismatchError(
                 f"process {self._index} on {socket.gethostname()} was refused at {address}: "
                 f"process 0 has another job token than {self._token.source} here; "
                 f"{_what_to_check(self._token)}"
             )
         if "welcome" in answer and not self._token.is_proof(answer.get("proof"), "server", *facts):
-            raise MismatchError(
+            raise ProcessMismatchError(
                 f"the listener at {address} is not process 0 of this job: "
                 f"it does not know the job token {self._token.source} of process {self._index}; "
                 f"{_what_to_check(self._token)}"

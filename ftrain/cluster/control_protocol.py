@@ -1,4 +1,4 @@
-"""What control client and control server share: messages as lines of JSON, limits, and errors."""
+"""The control protocol of client and server: messages as lines of JSON, limits, and errors."""
 
 import json
 import re
@@ -16,17 +16,17 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 
 
 class ClusterError(RuntimeError):
-    """The processes of a job cannot do something together."""
+    """The processes of a job cannot connect, or one does not take part in time."""
 
 
-class MismatchError(ClusterError):
-    """The processes of a job do not fit together."""
+class ProcessMismatchError(ClusterError):
+    """The processes of a job differ where they must be equal."""
 
     retryable = False  # a restart would repeat it
 
 
 class PeerLostError(ClusterError):
-    """Another process is gone, and this one cannot continue without it."""
+    """The connection to another process was lost, and this one cannot continue without it."""
 
 
 class LimitError(ValueError):

@@ -36,15 +36,14 @@ class ControlServer:
         self._token = token
         self._members: dict[int, asyncio.StreamWriter] = {}
         self._left: set[int] = set()
-        self._have_met = False  # True once all have gathered: then no process can be replaced
+        self._is_complete = False  # True once all have gathered: then none can be replaced
         self._gathering: dict[str, _Gathering] = {}
         self._proposals: list[ControlMessage] = []
         self._ballot: _Ballot | None = None
         # Connections in their handshake, the oldest first, with their addresses.
         self._pending: dict[asyncio.StreamWriter, str] = {}
-        self._refused: dict[
-            int, str
-        ] = {}  # by process: why a peer that claimed to be it was refused
+        # By process: why a peer that claimed to be it was refused.
+        self._refused: dict[int, str] = {}
         self._log = _RefusalLog()
         self._loop = asyncio.new_event_loop()
         try:
@@ -189,9 +188,9 @@ class ControlServer:
         _send(writer, {"refused": "token"})
 
     def _lose(self, index: int) -> None:
-        """Remove a process that is gone; until all have met, a new one may take its place."""
+        """Remove a lost process; until all have connected, a new one may take its place."""
         self._members.pop(index, None)
-        if self._have_met:
+        if self._is_complete:
             self._left.add(index)
             self._send_all({"lost": index})
         for name, gathering in list(self._gathering.items()):
@@ -228,7 +227,7 @@ class ControlServer:
         elif not gathering.missing():
             gathering.stop_clock()
             del self._gathering[name]
-            self._have_met = True
+            self._is_complete = True
             self._send_all(
                 {
                     "gathered": name,
@@ -256,7 +255,8 @@ class ControlServer:
             self._ballot = _Ballot(self._proposals.pop(0))
             self._send_all({"hold": True})
         elif self._ballot is not None and len(self._ballot.steps) == self._count:
-            ballot, self._ballot = self._ballot, None
+            ballot = self._ballot
+            self._ballot = None
             self._send_all({"decided": ballot.proposal, "step": max(ballot.steps.values())})
             self._vote()
 
@@ -276,10 +276,12 @@ class _Gathering:
         self._count = count
 
     def stop_clock(self) -> None:
+        """Cancel its time limit."""
         if self.timer is not None:
             self.timer.cancel()
 
     def missing(self) -> list[int]:
+        """Return the processes that have not sent a value."""
         return [index for index in range(self._count) if index not in self.values]
 
 
@@ -327,6 +329,7 @@ class _RefusalLog:
         self._unlogged = 0
 
     def refuse(self, peer: str, why: str) -> None:
+        """Log that a connection was refused, or only count it if there are too many."""
         now = time.monotonic()
         while self._logged and now - self._logged[0] > LOG_SECONDS:
             self._logged.popleft()

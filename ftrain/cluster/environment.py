@@ -34,7 +34,7 @@ class Membership:
     spec: ClusterSpec
     job: str
     index: int
-    source: str  # the variable that it was read from
+    source: str  # the environment variable or launcher that it was read from
 
     def __post_init__(self) -> None:
         if self.job in _REPLACED:
@@ -56,16 +56,19 @@ class Membership:
 
     @property
     def process_id(self) -> int:
+        """The index of this process among all that train."""
         return [(job, index) for job, index, _ in processes(self.spec)].index(
             (self.job, self.index)
         )
 
     @property
     def process_count(self) -> int:
+        """The number of processes that train."""
         return len(processes(self.spec))
 
     @property
     def is_chief(self) -> bool:
+        """True for process 0."""
         return self.process_id == 0
 
     @property
@@ -80,8 +83,8 @@ def membership(environ: Environment | None = None) -> Membership | None:
     The first of these that is set decides:
 
     FTRAIN_CLUSTER  {"cluster": {"worker": ["a:2222"]}, "task": {"type": "worker", "index": 0}},
-                    or @PATH of a .toml or .json file together with FTRAIN_TASK=worker:1; "auto"
-                    returns None, as the caller may leave the question to jax
+                    or @PATH of a .toml or .json file together with FTRAIN_TASK=worker:1; for
+                    "auto" the result is None, so that the caller can let jax detect the cluster
     TF_CONFIG       the same JSON, as in TensorFlow
     FTRAIN_PROCESSES=1  it trains alone, even if a launcher has started other processes
     mpirun, torchrun    rank and size of more than one process; on several hosts with
@@ -153,7 +156,8 @@ def _read_ours(environ: Environment) -> Membership | None:
     job, index = _task_of("FTRAIN_CLUSTER", described) if "task" in described else _parse_task(task)
     if task and (job, index) != _parse_task(task):
         raise ValueError(
-            f"FTRAIN_TASK is {task}, but the task in FTRAIN_CLUSTER is {job}:{index}; give it once"
+            f"FTRAIN_TASK is {task}, but the task in FTRAIN_CLUSTER is {job}:{index}; "
+            "set only one of them"
         )
     return Membership(spec, job, index, "FTRAIN_CLUSTER")
 

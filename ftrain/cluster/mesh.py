@@ -16,7 +16,7 @@ BATCH_AXES = (DATA, FSDP)  # the axes that batches are split over
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, model: int = 1) -> Mesh:
-    """Return a mesh of data x fsdp x model devices. One size may be -1: all that the others leave.
+    """Return a mesh of data x fsdp x model devices. One size may be -1: the rest of them.
 
     A job of one process may leave devices unused. In a job of several, each process uses all of its
     devices, and holds one slice of the batch.
@@ -40,12 +40,12 @@ def sizes(data: int, fsdp: int, model: int, devices: int, *, fill: bool = False)
     for axis, size in asked.items():
         if size != -1 and not 1 <= size <= devices:
             raise ValueError(
-                f"{axis} must be -1 or between 1 and the {devices} devices there are, got {size}"
+                f"{axis} must be -1 or between 1 and the {devices} available devices, got {size}"
             )
     rest = [axis for axis, size in asked.items() if size == -1]
     if len(rest) > 1:
         given = ", ".join(f"{axis}=-1" for axis in rest)
-        raise ValueError(f"only one axis of a mesh can be -1, what the others leave; got {given}")
+        raise ValueError(f"only one axis of a mesh can be -1, the rest of the devices; got {given}")
     known = math.prod(size for size in asked.values() if size != -1)
     if rest and devices % known == 0:
         return asked | {rest[0]: devices // known}
@@ -116,11 +116,13 @@ def batch_shard(mesh: Mesh) -> tuple[int, int]:
             f"whose devices are of process {_list(sorted(parts))}"
         )
     if not _is_sliced(holders):
-        held = ", ".join(f"{_list(own)} to process {owner}" for owner, own in sorted(parts.items()))
+        held = ", ".join(
+            f"process {owner} has {_list(own)}" for owner, own in sorted(parts.items())
+        )
         raise ValueError(
-            "each process must hold one slice of the batch, all slices of one size, but of its "
-            f"{len(holders)} parts with {_show(mesh.shape)} fall {held}; "
-            "give all processes equally many devices, and "
+            "each process must hold one slice of the batch, and all slices must have one size; "
+            f"with {_show(mesh.shape)}, of {len(holders)} parts {held}; "
+            "give all processes the same number of devices, and "
             "choose a model axis that divides their number or is a multiple of it"
         )
     own = parts[process]
@@ -185,10 +187,14 @@ def _misfit(asked: Mapping[str, int], devices: int, *, fill: bool) -> str:
         if has_rest:
             allowed = _list([size for size in range(1, room + 1) if room % size == 0], "or")
         others = _show({name: size for name, size in asked.items() if name != axis})
-        room_there = f"the mesh has to {'fill' if fill else 'fit'} the {devices} devices there are"
-        return f"{axis} must be {allowed}, got {given[axis]}; with {others} {room_there}"
+        available = f"the {devices} available devices"
+        relation = "fill" if fill else "fit"
+        return (
+            f"{axis} must be {allowed}, got {given[axis]}; "
+            f"with {others} the mesh must {relation} {available}"
+        )
     relation = "divide" if has_rest else "make up" if fill else "fit"
-    return f"{_show(given, ' x ')} must {relation} the {devices} devices there are"
+    return f"{_show(given, ' x ')} must {relation} the {devices} available devices"
 
 
 def _list(values: Sequence[int], last: str = "and") -> str:

@@ -1,39 +1,41 @@
 """The process group: the processes of a job, as one of them sees it."""
 
 import atexit
-import contextlib
 import os
+import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from ftrain.cluster.control_client import ControlClient
-from ftrain.cluster.control_protocol import ControlMessage, MismatchError, PeerLostError
+from ftrain.cluster.control_protocol import ControlMessage, PeerLostError, ProcessMismatchError
 from ftrain.cluster.control_server import ControlServer
-from ftrain.cluster.shared_directory import (
-    VISIBLE_SECONDS,
-    Probe,
-    describe_blind,
-    look_for_probe,
-    remove_probe,
-    write_probe,
-)
 from ftrain.cluster.spec import ClusterSpec
 from ftrain.launching.protocol import PEER_FAILED, USER_ERROR
 
 GRACE = 2.0  # seconds for a process that lost another to exit by itself, with its own error
 CLOSE_SECONDS = 10.0  # for a process that failed to close its files
+VISIBLE_SECONDS = 30.0  # until a file of one host appears on another: network file systems cache
+_POLL = 0.1  # seconds
+_PROBE_PREFIX = ".shared_check."
 
 
 class Decider(Protocol):
     """Takes part in decisions of the group: on `hold` it stops and returns its step."""
 
-    def hold(self) -> int: ...
-    def decide(self, proposal: ControlMessage, step: int) -> None: ...
+    def hold(self) -> int:
+        """Take no further step, and return the step that was reached."""
+        ...
+
+    def decide(self, proposal: ControlMessage, step: int) -> None:
+        """Apply a proposal once `step` is reached, and continue until then."""
+        ...
 
 
 class ProcessGroup:
@@ -86,9 +88,9 @@ class ProcessGroup:
     def check_directory(self, directory: str | Path, limit: float = VISIBLE_SECONDS) -> None:
         """Check that all processes see one directory and may write to it.
 
-        MismatchError names the hosts that do not. Process 0 writes a file there, which the others
-        must find within `limit` seconds. Each directory is checked once; all processes must call
-        this.
+        ProcessMismatchError names the hosts that do not. Process 0 writes a file there, which the
+        others must find within `limit` seconds. Each directory is checked once; all processes must
+        call this.
         """
         path = Path(directory).absolute()
         if self._client is None or path in self._shared:
@@ -103,13 +105,13 @@ class ProcessGroup:
         finally:
             if own is not None:
                 remove_probe(own)
-        error = describe_blind(probe, [(host, problem) for host, problem in seen])
+        error = describe_unusable(probe, [(host, problem) for host, problem in seen])
         if error is not None:
-            raise MismatchError(error)
+            raise ProcessMismatchError(error)
         self._shared.add(path)
 
     def propose(self, proposal: ControlMessage) -> None:
-        """Have all processes decide on the step of `proposal`: the highest that one has reached."""
+        """Have all processes apply `proposal` at one step: the highest that any has reached."""
         if self._client is not None:
             self._client.send({"propose": proposal})
 
@@ -141,7 +143,7 @@ class ProcessGroup:
         limit = CLOSE_SECONDS
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             self.exit_code = error.code
-        if isinstance(error, MismatchError):
+        if isinstance(error, ProcessMismatchError):
             self.exit_code = USER_ERROR
         if isinstance(error, PeerLostError):  # closing files may wait for the lost process
             self.exit_code = PEER_FAILED
@@ -214,7 +216,7 @@ class ProcessGroup:
         elif "lost" in message:
             # Without process 0 the runtime is about to abort this process, with a long message.
             at_once = message["lost"] == 0 or bool(self._why)
-            self._end_with(message["lost"], "is gone", 0.0 if at_once else GRACE)
+            self._end_with(message["lost"], "was lost", 0.0 if at_once else GRACE)
 
     def _call_decider(self, call: Callable[[Decider], Any]) -> Any:
         with self._deciding:
@@ -240,7 +242,7 @@ class ProcessGroup:
             self._client.send({"gone": True})
         if self._server is not None:
             self._server.wait_for_others_to_leave(GRACE / 2)
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(self.exit_code)
@@ -272,7 +274,7 @@ def create_local() -> ProcessGroup:
 
 
 def check_facts(facts: list[Mapping[str, Any]]) -> None:
-    """Raise MismatchError unless the facts of all processes, such as versions, are equal."""
+    """Raise ProcessMismatchError unless the facts of all processes, such as versions, are equal."""
     differences = []
     for index, own in enumerate(facts):
         for key in [*facts[0], *(key for key in own if key not in facts[0])]:
@@ -281,7 +283,77 @@ def check_facts(facts: list[Mapping[str, Any]]) -> None:
             if here != there:
                 differences.append(f"{key} is {here!r} at process {index}, {there!r} at process 0")
     if differences:
-        raise MismatchError("the processes differ:\n  " + "\n  ".join(differences))
+        raise ProcessMismatchError("the processes differ:\n  " + "\n  ".join(differences))
+
+
+class Probe(NamedTuple):
+    """A file that process 0 has written to a directory for the others to find."""
+
+    directory: str
+    name: str
+    error: str | None  # why it could not be written
+
+
+def write_probe(directory: Path) -> Probe:
+    """Write a file with a random name; `remove_probe` removes it."""
+    name = _PROBE_PREFIX + secrets.token_hex(8)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    except OSError as error:
+        return Probe(f"{directory}", name, error.strerror or str(error))
+    return Probe(f"{directory}", name, None)
+
+
+def remove_probe(probe: Probe) -> None:
+    """Remove the file of `write_probe`."""
+    with suppress(OSError):
+        (Path(probe.directory) / probe.name).unlink(missing_ok=True)
+
+
+def look_for_probe(directory: Path, probe: Probe, limit: float = VISIBLE_SECONDS) -> str | None:
+    """Return why this process cannot use the directory of process 0, or None if it can."""
+    if probe.error is not None:
+        return None  # process 0 reports it
+    deadline = time.monotonic() + limit
+    while not _is_visible(directory / probe.name):
+        if time.monotonic() >= deadline:
+            return f"does not see the file that process 0 has written (waited {limit:g} s)"
+        time.sleep(_POLL)
+    return None if os.access(directory, os.W_OK) else "cannot write there"
+
+
+def describe_unusable(probe: Probe, found: Sequence[tuple[str, str | None]]) -> str | None:
+    """Return one line that names the processes that cannot use the directory; None if all can."""
+    if probe.error is not None:
+        return (
+            f"run directory {probe.directory}: "
+            f"process 0 on {found[0][0]} cannot write there: {probe.error}"
+        )
+    unusable = [
+        (index, host, problem) for index, (host, problem) in enumerate(found) if problem is not None
+    ]
+    if not unusable:
+        return None
+    _, _, problem = unusable[0]
+    names = [f"process {index} on {host}" for index, host, _ in unusable[:4]]
+    more = f" and {len(unusable) - len(names)} more" if len(unusable) > len(names) else ""
+    return (
+        f"run directory {probe.directory}: {', '.join(names)}{more} {problem}; "
+        f"process 0 is on {found[0][0]}. "
+        "Choose a directory on a file system that all hosts share and may write to"
+    )
+
+
+def _is_visible(path: Path) -> bool:
+    with suppress(OSError):  # makes a network file system refresh its cache of the directories
+        for directory in (path.parent.parent, path.parent):
+            with os.scandir(directory) as entries:
+                next(entries, None)
+    try:
+        return path.read_text() == path.name
+    except (OSError, UnicodeError):
+        return False
 
 
 def _call_later(seconds: float, work: Callable[[], None]) -> None:
@@ -291,7 +363,7 @@ def _call_later(seconds: float, work: Callable[[], None]) -> None:
 
 
 def _end_now(why: str, code: int) -> None:
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         sys.stderr.write(f"ftrain: {why}\n")  # in one write, as the runtime may write there too
         sys.stderr.flush()
         sys.stdout.flush()

@@ -1,6 +1,5 @@
 """Sharding: how a state is split over a mesh, by ordered rules from leaf names to axes."""
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,14 +7,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.cluster.mesh import FSDP
 from ftrain.packed import Packed, is_packed
+from ftrain.suggestions import nearest
 from ftrain.tree import Tree, leaves_with_names
 
 OPTIMIZER_LEAVES = ("opt_state/", "averages/")  # how the names of the optimizer's leaves begin
 _KEYS = {"leaf", "axes"}
+Leaf = jax.Array | jax.ShapeDtypeStruct | np.ndarray
 
 
 class _Rule(NamedTuple):
@@ -23,6 +25,7 @@ class _Rule(NamedTuple):
     axes: tuple[tuple[str, ...], ...]  # for each dimension, the axes that it is split over
 
     def matches(self, name: str) -> bool:
+        """True if the rule is for the leaf of this name."""
         return any(self.leaf.fullmatch(name, start) for start in _starts(name))
 
 
@@ -32,8 +35,9 @@ class Sharding:
         sharding = Sharding([{"leaf": "mlp_in", "axes": ["fsdp", "model"]}])
         state = jax.device_put(state, sharding.shardings(state, make_mesh(fsdp=4, model=2)))
 
-    Leaves of at least `least` elements are split over the axis fsdp, along their largest dimension
-    that it divides. All others are replicated on every device. Random keys are never split.
+    Leaves of at least `min_size` elements are split over the axis fsdp, along their largest
+    dimension that it divides. All others are replicated on every device. Random keys are never
+    split.
 
     Args:
       rules: exceptions, such as `{"leaf": "dense/kernel", "axes": ["", "model"]}`. `leaf` is a
@@ -42,16 +46,17 @@ class Sharding:
         whole name. `axes` has an entry for each dimension, up to the last one that is split: "" for
         not split, an axis, or several, "fsdp+model". The first rule that matches a leaf wins.
       zero1: replicate the parameters, and split only the leaves of the optimizer.
-      least: elements from which a leaf is split without a rule.
+      min_size: elements from which a leaf is split without a rule.
     """
 
     def __init__(
-        self, rules: Sequence[dict[str, Any]] = (), *, zero1: bool = False, least: int = 65_536
+        self, rules: Sequence[dict[str, Any]] = (), *, zero1: bool = False, min_size: int = 65_536
     ):
-        if least < 1:
-            raise ValueError(f"least must be >= 1 element, got {least}")
+        if min_size < 1:
+            raise ValueError(f"min_size must be >= 1 element, got {min_size}")
         self._rules = [_parse(number, rule) for number, rule in enumerate(rules)]
-        self.zero1, self.least = zero1, least
+        self.zero1 = zero1
+        self.min_size = min_size
 
     def specs(self, tree: Tree, axes: Mapping[str, int]) -> Tree:
         """Return the PartitionSpec of each leaf, for axes of these sizes; only shapes matter."""
@@ -75,7 +80,7 @@ class Sharding:
             and _longest(leaf, axes[FSDP]) is None
         ]
 
-    def _spec(self, name: str, leaf: Any, axes: Mapping[str, int]) -> PartitionSpec:
+    def _spec(self, name: str, leaf: Leaf, axes: Mapping[str, int]) -> PartitionSpec:
         rule = None if _is_key(leaf) else self._rule(name)
         if rule is not None:
             _check(rule, name, leaf, axes)
@@ -83,9 +88,9 @@ class Sharding:
         dimension = _longest(leaf, axes[FSDP]) if self._is_split(name, leaf, axes) else None
         return PartitionSpec() if dimension is None else PartitionSpec(*[None] * dimension, FSDP)
 
-    def _is_split(self, name: str, leaf: Any, axes: Mapping[str, int]) -> bool:
-        """True if a leaf without a rule should be split."""
-        is_large = leaf.ndim > 0 and leaf.size >= self.least and not _is_key(leaf)
+    def _is_split(self, name: str, leaf: Leaf, axes: Mapping[str, int]) -> bool:
+        """True if a leaf without a rule is to be split."""
+        is_large = leaf.ndim > 0 and leaf.size >= self.min_size and not _is_key(leaf)
         return (
             is_large
             and axes.get(FSDP, 1) > 1
@@ -104,13 +109,13 @@ class Sharding:
                 )
 
 
-def leaves_with_rule_names(tree: Tree) -> list[tuple[str, Any]]:
+def leaves_with_rule_names(tree: Tree) -> list[tuple[str, Leaf]]:
     """Return every leaf with the name that rules match.
 
     An unpacked leaf of a packed tree has its original name; the vectors of a packed tree are named
     packed/float32 and so on.
     """
-    named: list[tuple[str, Any]] = []
+    named: list[tuple[str, Leaf]] = []
     for name, node in leaves_with_names(tree, is_leaf=is_packed):
         named += _unpacked_names(name, node) if isinstance(node, Packed) else [(name, node)]
     return named
@@ -140,22 +145,22 @@ def _parts(spec: PartitionSpec, axes: Mapping[str, int]) -> int:
 
 
 def _parse(number: int, rule: Any) -> _Rule:
-    which = f"number {number + 1} of rules"
+    which = f"rule {number + 1} in rules"  # a config finds its key in this text
     if not isinstance(rule, Mapping) or rule.keys() != _KEYS or not isinstance(rule["leaf"], str):
         raise ValueError(
-            f'{which} should be like {{leaf = "dense/kernel", axes = ["", "model"]}}, got {rule!r}'
+            f'{which} must be like {{leaf = "dense/kernel", axes = ["", "model"]}}, got {rule!r}'
         )
     leaf = rule["leaf"]
     axes = rule["axes"]
     if not isinstance(axes, (list, tuple)):
         raise ValueError(
-            f"{which} should have a list as axes, with an entry for each dimension, got {axes!r}"
+            f"axes of {which} must be a list with an entry for each dimension, got {axes!r}"
         )
     try:
         return _Rule(re.compile(leaf), tuple(_parse_entry(which, entry) for entry in axes))
     except re.error as error:
         raise ValueError(
-            f"{which} should have a regular expression as leaf, got {leaf!r}: {error}"
+            f"leaf of {which} must be a regular expression, got {leaf!r}: {error}"
         ) from None
 
 
@@ -165,28 +170,31 @@ def _parse_entry(which: str, entry: Any) -> tuple[str, ...]:
         isinstance(name, str) and name.strip() for name in names
     ):
         raise ValueError(
-            f'{which} should have in axes "", an axis or several, "fsdp+model", got {entry!r}'
+            f'an entry in axes of {which} must be "", "fsdp" or "fsdp+model", got {entry!r}'
         )
     return tuple(name.strip() for name in names)
 
 
-def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
+def _check(rule: _Rule, name: str, leaf: Leaf, axes: Mapping[str, int]) -> None:
     """Raise ValueError, with a way out, unless a rule fits a leaf."""
-    who = f"the rule for {rule.leaf.pattern!r} does not fit leaf {name} of shape {list(leaf.shape)}"
+    problem = (
+        f"the rule for {rule.leaf.pattern!r} does not fit leaf {name} of shape {list(leaf.shape)}"
+    )
     other = f"put before it a rule for this leaf: {{leaf = '{re.escape(name)}', axes = []}}"
     used = [axis for entry in rule.axes for axis in entry]
     for axis in used:
         if axis not in axes:
-            near = difflib.get_close_matches(axis, axes, n=1)
+            near = nearest(axis, axes)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(axes)}"
-            raise ValueError(f"{who}: there is no axis {axis!r}; {hint}")
+            raise ValueError(f"{problem}: there is no axis {axis!r}; {hint}")
         if used.count(axis) > 1:
             raise ValueError(
-                f"{who}: it names the axis {axis} twice; a leaf can be split over an axis only once"
+                f"{problem}: it names the axis {axis} twice; "
+                "a leaf can be split over an axis only once"
             )
     if len(rule.axes) > leaf.ndim:
         raise ValueError(
-            f"{who}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; "
+            f"{problem}: it has entries for {len(rule.axes)} dimensions, the leaf has {leaf.ndim}; "
             f"{other}"
         )
     for dimension, (entry, length) in enumerate(zip(rule.axes, leaf.shape, strict=False)):
@@ -195,7 +203,7 @@ def _check(rule: _Rule, name: str, leaf: Any, axes: Mapping[str, int]) -> None:
             over = " x ".join(f"{axis}={axes[axis]}" for axis in entry)
             padded = -(-length // size) * size
             raise ValueError(
-                f"{who}: dimension {dimension}, {length}, does not divide over {over}; "
+                f"{problem}: dimension {dimension}, {length}, does not divide over {over}; "
                 f"pad it to {padded}, or {other}"
             )
 
@@ -210,18 +218,18 @@ def _as_spec(rule_axes: Sequence[tuple[str, ...]], axes: Mapping[str, int]) -> P
     )
 
 
-def _longest(leaf: Any, size: int) -> int | None:
+def _longest(leaf: Leaf, size: int) -> int | None:
     """Return the largest dimension that `size` divides, the first of equals."""
     fitting = [dimension for dimension, length in enumerate(leaf.shape) if length % size == 0]
     return max(fitting, key=lambda dimension: leaf.shape[dimension], default=None)
 
 
-def _describe_undivided(name: str, leaf: Any, size: int) -> str:
+def _describe_undivided(name: str, leaf: Leaf, size: int) -> str:
     length = max(leaf.shape)
     smaller = [n for n in range(size - 1, 1, -1) if any(each % n == 0 for each in leaf.shape)]
     other = f", choose {FSDP}={smaller[0]}" if smaller else ""
     return (
-        f"{name} of shape {list(leaf.shape)} is on every device, "
+        f"{name} of shape {list(leaf.shape)} is replicated on every device, "
         f"as {FSDP}={size} divides none of its dimensions; "
         f"pad {length} to {-(-length // size) * size}{other}, or give it a rule"
     )
@@ -229,7 +237,7 @@ def _describe_undivided(name: str, leaf: Any, size: int) -> str:
 
 def _nearest(rule: _Rule, names: Sequence[str]) -> str:
     ends = dict.fromkeys(name[start:] for name in names for start in _starts(name))
-    near = difflib.get_close_matches(rule.leaf.pattern, ends, n=3) or list(names[:3])
+    near = nearest(rule.leaf.pattern, ends, count=3) or list(names[:3])
     return f"; there are {', '.join(near)}" if near else ""
 
 
@@ -239,7 +247,7 @@ def _starts(name: str) -> Iterator[int]:
     yield from (slash.end() for slash in re.finditer("/", name))
 
 
-def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Any]]:
+def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Leaf]]:
     layout = packed.layout
     prefix = f"{name}/" if name else ""
     own = [
@@ -252,5 +260,5 @@ def _unpacked_names(name: str, packed: Packed) -> list[tuple[str, Any]]:
     return [(prefix + end, array) for end, array in zip(ends, packed.arrays, strict=True)]
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: Leaf) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

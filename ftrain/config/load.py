@@ -13,6 +13,10 @@ from ftrain.storage import raise_if_transient, retry
 Table = dict[str, Any]
 RUN_CONFIG = "config.toml"  # the resolved config in the directory of a run
 EXTENDS = "extends"  # the key that names the base of a config
+_RENAMED_KEYS = (  # table, old key, new key
+    ("checkpoint", "may_be_infinite", "allow_nonfinite"),
+    ("sharding", "least", "min_size"),
+)
 
 
 class ConfigError(ValueError):
@@ -199,9 +203,10 @@ def read_toml(path: Path) -> Table:
 
 def _rename_saved_keys(values: Table) -> None:
     """Rename the keys that an older version wrote to the directory of a run, so that it resumes."""
-    table = values.get("checkpoint")
-    if isinstance(table, dict) and "may_be_infinite" in table:
-        table.setdefault("allow_nonfinite", table.pop("may_be_infinite"))
+    for section, old, new in _RENAMED_KEYS:
+        table = values.get(section)
+        if isinstance(table, dict) and old in table:
+            table.setdefault(new, table.pop(old))
 
 
 def _parse_override(override: str) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""Launching: a supervisor of processes on one machine, and its protocol. It never imports jax."""
+"""Launching: a supervisor of processes on one machine, and its protocol; without jax."""
 
 from ftrain.launching.faults import Fault, parse_faults
 from ftrain.launching.output import Screen

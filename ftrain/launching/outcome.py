@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftrain.launching.diagnosis import Failure
-from ftrain.launching.process_status import ProcessStatus
+from ftrain.launching.child_processes import ProcessStatus
+from ftrain.launching.failures import Failure
 from ftrain.launching.protocol import PEER_FAILED
 from ftrain.launching.signals import StopRequests
 
@@ -26,7 +26,7 @@ class FailureRecord:
     """A failure of a job, and the restart after it."""
 
     when: str
-    story: str
+    description: str
     noticed_at: float
     restarted: bool = False
     resumed_from: int | None = None  # the first step that was reported after the restart
@@ -35,11 +35,11 @@ class FailureRecord:
     def describe(self) -> str:
         """Return one line for the summary at the end of a job."""
         if not self.restarted:
-            return f"{self.when}: {self.story}"
+            return f"{self.when}: {self.description}"
         result = "but reached no new step"
         if self.seconds is not None:
             result = f"restarted in {self.seconds:.1f} s"
-        return f"{self.when}: {self.story}; {self._origin()}, {result}"
+        return f"{self.when}: {self.description}; {self._origin()}, {result}"
 
     def _origin(self) -> str:
         if self.resumed_from is None:
@@ -59,6 +59,7 @@ class History:
 
     @property
     def restarts(self) -> int:
+        """The number of restarts so far."""
         return sum(failure.restarted for failure in self.failures)
 
     def update(self, statuses: Sequence[ProcessStatus], now: float) -> None:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 MAX_OUTPUT_LINE = 65536  # bytes; a longer line is shown as several
 _CHUNK = 65536
 _POLL = 0.1  # seconds
-_DRAIN_SECONDS = 5.0  # for output that arrives after `close`, from a process that nobody could end
+_DRAIN_SECONDS = (
+    5.0  # for output that arrives after `close`, from a process that could not be killed
+)
 _OWN_ERROR = b"ftrain: "  # the beginning of ftrain's own error messages
 _MAX_COMPARED = 1000  # error lines that are kept to find repetitions
 _NOISE = re.compile(
@@ -158,7 +160,7 @@ class Screen:
         self._thread.start()
 
     def show(self, lines: bytes, *, error: bool = False) -> None:
-        """Write lines of a process, with their newlines; if nobody reads them, only count them."""
+        """Write lines of a process, with their newlines; if they are not read, only count them."""
         if self._space.acquire(timeout=0 if self._dropped else self._patience):
             self._queue.put(_Piece(lines, error, self._space))
             return
@@ -174,7 +176,7 @@ class Screen:
         self._status = text
 
     def close(self) -> None:
-        """Write what is left, with a time limit in case nobody reads it."""
+        """Write what is left, with a time limit in case it is not read."""
         self._status = ""
         self._queue.put(None)
         self._thread.join(self._patience)
@@ -201,9 +203,12 @@ class Screen:
         if piece.space is not None:
             piece.space.release()
         with self._lock:
-            dropped, self._dropped = self._dropped, 0
+            dropped = self._dropped
+            self._dropped = 0
         if dropped:
-            text = f"{dropped:,} lines of the processes are missing here, because nobody read them"
+            text = (
+                f"{dropped:,} lines of output were dropped here, because they were not read in time"
+            )
             self._write(_own_line(text))
 
     def _draw(self) -> None:

@@ -95,7 +95,7 @@ class Reporter:
             os.write(self._progress, encode(message))
 
     def close(self) -> None:
-        """Stop to report and to watch."""
+        """Stop reporting and watching."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -103,7 +103,7 @@ class Reporter:
         previous = None
         while not self._closed.wait(_INTERVAL):
             doing = self.doing()
-            # The begin and the end of any work is a sign of life, too.
+            # The beginning and the end of any work are signs of life, too.
             busy = doing if doing in _UNLIMITED or doing != previous else None
             previous = doing
             if busy is not None:
@@ -174,5 +174,9 @@ def _watch_lifeline(lifeline: int) -> None:
         while os.read(lifeline, 1):
             pass
     with contextlib.suppress(Exception):
-        print("ftrain: the process that started this one is gone", file=sys.stderr, flush=True)
+        print(
+            "ftrain: the supervisor has ended, so this process ends too",
+            file=sys.stderr,
+            flush=True,
+        )
     os._exit(1)

@@ -10,8 +10,15 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from ftrain.launching.child_environment import child_environments, open_lifeline
-from ftrain.launching.child_processes import ChildGroup
-from ftrain.launching.diagnosis import Failure, find_cause, find_hang, find_overdue
+from ftrain.launching.child_processes import ChildGroup, ProcessStatus
+from ftrain.launching.failures import (
+    Failure,
+    GiveUp,
+    RestartPolicy,
+    find_cause,
+    find_hang,
+    find_overdue,
+)
 from ftrain.launching.outcome import (
     FailureRecord,
     History,
@@ -21,8 +28,6 @@ from ftrain.launching.outcome import (
     outcome_of_success,
 )
 from ftrain.launching.output import Screen
-from ftrain.launching.process_status import ProcessStatus
-from ftrain.launching.restart_policy import GiveUp, RestartPolicy
 from ftrain.launching.signals import StopRequests, open_mailbox
 
 _PATIENCE = 10.0  # seconds after a stop request until a line names the processes that still run
@@ -35,7 +40,7 @@ class LaunchSpec:
 
     command: tuple[str, ...]
     processes: int
-    processes_after_failure: int | None = None  # None: as many as before
+    processes_after_failure: int | None = None  # None: the same number
     max_restarts: int = 10
     hang_timeout: float = 300.0  # seconds
     inject: str | None = None
@@ -83,7 +88,7 @@ class _Supervisor:
             return outcome
         record = FailureRecord(
             time.strftime("%Y-%m-%d %H:%M:%S"),
-            failure.story,
+            failure.description,
             attempt.noticed_at or time.monotonic(),
         )
         self.history.failures.append(record)
@@ -130,7 +135,7 @@ class _Supervisor:
         size = f" with {self._processes}" if self._processes != self._spec.processes else ""
         number = f"restart {self._policy.restarts} of {self._spec.max_restarts}"
         later = f" in {delay:g} s" if delay else ""
-        self._screen.log(f"{record.story}; {number}{size}{later}")
+        self._screen.log(f"{record.description}; {number}{size}{later}")
         self._screen.set_status("restarting")
         self._wait(delay)
         requested = self._requests.first
@@ -169,6 +174,7 @@ class Attempt:
 
     @property
     def statuses(self) -> list[ProcessStatus]:
+        """The status of each process, in order."""
         return self._group.statuses
 
     @property
@@ -216,7 +222,7 @@ class Attempt:
             self._asked = True
             processes = count(self.running, "process")
             self._log(
-                f"{first.name}: asking {processes} to save and stop; once more to stop at once"
+                f"{first.name}: asking {processes} to save and stop; send it again to stop at once"
             )
             self._group.request_stop()
             self._asked_at = time.monotonic()
@@ -226,7 +232,9 @@ class Attempt:
             and self.running
         ):
             self._asked_at = None
-            self._log(f"still waiting for {self._describe_running()}; once more to stop at once")
+            self._log(
+                f"still waiting for {self._describe_running()}; send it again to stop at once"
+            )
 
     def _look_for_failure(self) -> None:
         now = time.monotonic()

@@ -5,6 +5,10 @@ from typing import Any
 
 from ftrain.migration import input_names, optimizer_names, session_names
 from ftrain.migration.counterpart import Counterpart
+from ftrain.migration.placement import Operation as Operation
+from ftrain.migration.placement import greedy_by_bytes as greedy_by_bytes
+from ftrain.migration.placement import replica_device_setter as replica_device_setter
+from ftrain.migration.placement import round_robin as round_robin
 from ftrain.suggestions import suggest
 
 _MODULES = (

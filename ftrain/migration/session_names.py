@@ -250,14 +250,15 @@ TABLE: dict[str, Counterpart] = {
     # placement
     "tf.train.replica_device_setter": to(
         "ftrain.cluster.Sharding",
-        "ftrain.cluster.replica_device_setter",
+        "ftrain.migration.replica_device_setter",
         note="Sharding replaces it and splits parameters over the mesh; the other only reports "
         "where TF1 placed variables",
     ),
     "tf.contrib.training.GreedyLoadBalancingStrategy": to(
-        "ftrain.cluster.greedy_by_bytes", note="replica_device_setter(ps_strategy=greedy_by_bytes)"
+        "ftrain.migration.greedy_by_bytes",
+        note="replica_device_setter(ps_strategy=greedy_by_bytes)",
     ),
     "tf.contrib.training.byte_size_load_fn": to(
-        "ftrain.cluster.Operation", note="operation.nbytes"
+        "ftrain.migration.Operation", note="operation.nbytes"
     ),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ftrain.cluster import ClusterError, MismatchError, ProcessGroup, batch_shard, membership
+from ftrain.cluster import ClusterError, ProcessGroup, ProcessMismatchError, batch_shard, membership
 from ftrain.data import Pipeline
 from ftrain.launching.protocol import CLUSTER
 
@@ -110,13 +110,15 @@ class Consensus:
         return agreed
 
     def all_have(self, what: str, examples: int | None) -> bool:
-        """Whether every process has data; raise MismatchError unless their parts have one length."""
+        """Whether every process has data; ProcessMismatchError unless parts have one length."""
         counts = self.group.gather(what, examples, LIMIT)
         if None in counts:
             return False
         if len({*counts}) > 1:
             found = ", ".join(f"process {index} has {count}" for index, count in enumerate(counts))
-            raise MismatchError(f"{what}: {found} examples; all processes need parts of one length")
+            raise ProcessMismatchError(
+                f"{what}: {found} examples; all processes need parts of one length"
+            )
         return True
 
     def hold(self) -> int:
@@ -156,7 +158,7 @@ class Consensus:
 
 
 def check_program(group: ProcessGroup, step: int, text: str) -> None:
-    """Raise MismatchError unless all processes compiled the same step: others would deadlock."""
+    """Raise ProcessMismatchError unless all processes compiled the same step: else they hang."""
     own = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     digests = group.gather(f"the program of step {step}", own, LIMIT)
     if len({*digests}) == 1:
@@ -166,7 +168,7 @@ def check_program(group: ProcessGroup, step: int, text: str) -> None:
     lines = [each.splitlines() for each in group.gather("programs that differ", shown, LIMIT)]
     pairs = itertools.zip_longest(lines[index], lines[0], fillvalue="")
     here, there = next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
-    raise MismatchError(
+    raise ProcessMismatchError(
         f"processes 0 and {index} compiled different programs for step {step}: process {index} has "
         f"{here[:200]!r}, process 0 has {there[:200]!r}; a step must not depend on the number of the "
         "process, a clock, or the order of a set"

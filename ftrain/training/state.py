@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.averages import start_averages
-from ftrain.cluster import MismatchError, Sharding
+from ftrain.cluster import ProcessMismatchError, Sharding
 from ftrain.training.arguments import check_arrays, check_optimizer, describe_state
 from ftrain.tree import Tree
 
@@ -107,7 +107,7 @@ def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
         numbers = jax.device_put(jax.random.key_data(leaf), where)
         return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
     except AssertionError as error:  # JAX raises it if a replicated value differs between processes
-        raise MismatchError(
+        raise ProcessMismatchError(
             "the initial state differs between processes: use one seed for all, and no parameters "
             f"that depend on the process ({' '.join(str(error).split())[-100:]})"
         ) from None

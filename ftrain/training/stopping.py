@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from ftrain.cluster import MismatchError
+from ftrain.cluster import ProcessMismatchError
 from ftrain.coordination import Coordinator
 from ftrain.training.consensus import Consensus
 
@@ -69,7 +69,7 @@ class Stopping:
         """Stop because there are no data after `step`."""
         self.ask(DATA_ENDED)
         if self._consensus is not None and not self._consensus.is_over(step, wait=True):
-            raise MismatchError(
+            raise ProcessMismatchError(
                 f"the data of process {self._consensus.group.index} end after step {step}, but others "
                 "have started a later one; all processes need the same number of batches"
             )

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from orbax.checkpoint import v1 as ocp
 
 from ftrain.checkpoints import CheckpointError, CheckpointManager, DamagedError, open_reader, verify
-from ftrain.checkpoints.array_values import crc32c_of
-from ftrain.checkpoints.manifest import format_manifest
+from ftrain.checkpoints.manifest import crc32c_of, format_manifest
 from ftrain.checkpoints.orbax_layout import leaf_specs
 from ftrain.checkpoints.restore import LARGE
 

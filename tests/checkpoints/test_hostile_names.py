@@ -18,7 +18,7 @@ from ftrain.checkpoints import (
     read_catalog,
     verify,
 )
-from ftrain.checkpoints.array_values import crc32c_of_text
+from ftrain.checkpoints.manifest import crc32c_of_text
 from ftrain.cli import app
 
 LONG = "x" * 300

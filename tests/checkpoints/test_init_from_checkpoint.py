@@ -328,15 +328,15 @@ def test_shapes_alone_become_arrays_where_they_say():
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        ({"old/": "enc"}, "'old/' for 'enc', where only one is a scope; end both in a slash"),
-        ({"old": "enc/"}, "'old' for 'enc/', where only one is a scope"),
-        ({"/": "enc"}, "'/' for 'enc', where only one is a scope"),
+        ({"old/": "enc"}, "'old/' for 'enc', but only one is a scope; end both in a slash"),
+        ({"old": "enc/"}, "'old' for 'enc/', but only one is a scope"),
+        ({"/": "enc"}, "'/' for 'enc', but only one is a scope"),
         ({"old/w": "enc/v"}, "the tree has no leaf enc/v, nearest are enc/w"),
         ({"old/": "end/"}, "no leaf to load under end/, nearest are enc/"),
         ([("old/b", "head"), ("enc/b", "head")], "'old/b' and 'enc/b' for 'head'; keep one"),
-        ({"old/w": np.zeros(2)}, r"\('old/w', array.*expected the names of leaves"),
-        ({"old/w": ["enc/w"]}, r"\('old/w', \['enc/w'\]\), expected the names of leaves"),
-        (["old/w"], "'old/w', expected the names of leaves"),
+        ({"old/w": np.zeros(2)}, r"\('old/w', array.*expected the names of two leaves"),
+        ({"old/w": ["enc/w"]}, r"\('old/w', \['enc/w'\]\); expected the names of two leaves"),
+        (["old/w"], "'old/w'; expected the names of two leaves"),
     ],
 )
 def test_an_assignment_map_that_cannot_be_meant_is_an_error(
@@ -438,7 +438,7 @@ def test_infinities_and_nans_are_values_like_others():
             "m.ckpt.data-00000-of-00001",
             "is one file of a TensorFlow checkpoint: m.ckpt.index is missing beside it",
         ),
-        ("checkpoint", "is the list that TensorFlow keeps of its checkpoints: use its directory"),
+        ("checkpoint", "is TensorFlow's list of checkpoints: use its directory"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_called_what_it_is(params, tmp_path, name, message):

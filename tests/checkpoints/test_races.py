@@ -14,7 +14,7 @@ from ftrain.checkpoints import (
     CheckpointError,
     CheckpointManager,
     DamagedError,
-    MismatchError,
+    LeafMismatchError,
     SaveError,
     verify,
 )
@@ -90,7 +90,9 @@ def test_a_step_that_is_being_replaced_is_still_there(tmp_path):
     manager = CheckpointManager(tmp_path)
     assert manager.steps() == [5]
     assert float(manager.restore(like=tree())["x"][0]) == 5.0
-    with pytest.raises(CheckpointError, match="5 exists already; overwrite=True would replace it"):
+    with pytest.raises(
+        CheckpointError, match="5 exists already; pass overwrite=True to replace it"
+    ):
         manager.save(5, tree(6.0))
 
 
@@ -158,7 +160,7 @@ def test_kinds_of_keys_are_told_apart(tmp_path):
     CheckpointManager(tmp_path).save(1, {"rng": jax.random.key(1, impl="rbg")})
     manager = CheckpointManager(tmp_path)
     with pytest.raises(
-        MismatchError, match=r"a key of rbg\), expected uint32\[4\] \(a key of unsafe_rbg\)"
+        LeafMismatchError, match=r"a key of rbg\), expected uint32\[4\] \(a key of unsafe_rbg\)"
     ):
         manager.restore(like={"rng": jax.random.key(1, impl="unsafe_rbg")})
 

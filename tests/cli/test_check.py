@@ -9,7 +9,7 @@ from command import ROOT, environment, run, start, write_config
 from ftrain.cli.check import check
 from ftrain.config import ConfigError
 
-SPLIT = ["mesh.fsdp=3", "sharding.least=2", "data.batch_size=12"]
+SPLIT = ["mesh.fsdp=3", "sharding.min_size=2", "data.batch_size=12"]
 
 
 @pytest.fixture
@@ -85,8 +85,11 @@ def test_rules_of_the_config_are_followed(config, capsys):
 
 
 def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
-    overrides = ["mesh.fsdp=2", "sharding.least=2", "step.averages=0.9"]
-    named = "note: {} of shape [3] is on every device, as fsdp=2 divides none of its dimensions; pad 3 to 4, or give"
+    overrides = ["mesh.fsdp=2", "sharding.min_size=2", "step.averages=0.9"]
+    named = (
+        "note: {} of shape [3] is replicated on every device, "
+        "as fsdp=2 divides none of its dimensions; pad 3 to 4, or give"
+    )
     check(config, overrides, devices=2)
     few = capsys.readouterr().out
     assert few.count("note: ") == 4
@@ -124,13 +127,13 @@ def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
         (
             ['sharding.rules=[{leaf="(", axes=[]}]'],
             None,
-            "command line: [sharding] number 1 of rules should have a re",
+            "command line: [sharding] leaf of rule 1 in rules must be a re",
         ),
         (["sharding.rules=3"], None, "command line: sharding.rules: should be a valid list, got 3"),
         (
-            ["sharding.leest=3"],
+            ["sharding.min_sise=3"],
             None,
-            "command line: sharding.leest: unknown key; did you mean least?",
+            "command line: sharding.min_sise: unknown key; did you mean min_size?",
         ),
     ],
 )

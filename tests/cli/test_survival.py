@@ -120,7 +120,7 @@ def test_a_second_signal_stops_at_once(tmp_path):
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=240)
     assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
-    assert "once more to stop at once" in err
+    assert "send it again to stop at once" in err
 
 
 @pytest.mark.campaign

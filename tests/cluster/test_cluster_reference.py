@@ -6,13 +6,13 @@ import json
 import pytest
 from references import cases
 
-from ftrain.cluster.placement import (
+from ftrain.cluster.spec import ClusterSpec
+from ftrain.migration.placement import (
     Operation,
     greedy_by_bytes,
     loads_in_bytes,
     replica_device_setter,
 )
-from ftrain.cluster.spec import ClusterSpec
 
 pytestmark = pytest.mark.reference
 SPECS = [case for case in cases("cluster") if case["what"] == "tf.train.ClusterSpec"]

@@ -220,7 +220,7 @@ def test_a_late_process_is_left_out(tmp_path):
 def test_a_state_in_parts_is_resumed_whole_and_evaluated_anywhere(tmp_path):
     arguments = [
         "mesh.fsdp=2",
-        "sharding.least=1",
+        "sharding.min_size=1",
         "sharding.rules=[{leaf='w', axes=['']}]",
         "model.noise=0",
     ]

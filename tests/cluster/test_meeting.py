@@ -194,7 +194,7 @@ def test_a_lost_chief_ends_a_wait():
     server = ControlServer(address, 2, TOKEN)
     line = ControlClient(address, 1, 2, 5.0, lambda message: None, TOKEN)
     threading.Timer(0.2, server.close).start()
-    with pytest.raises(PeerLostError, match="process 0 is gone, while process 1 waited at: a name"):
+    with pytest.raises(PeerLostError, match="process 0 was lost while process 1 waited at: a name"):
         line.gather("a name", None, 20.0)
     line.disconnect()
 

@@ -43,7 +43,7 @@ def test_all_devices_or_as_many_as_asked_for():
 def test_a_size_that_cannot_be_says_how_many_devices_there_are(axis, size):
     with pytest.raises(
         ValueError,
-        match=rf"^{axis} must be -1 or between 1 and the 4 devices there are, got {size}$",
+        match=rf"^{axis} must be -1 or between 1 and the 4 available devices, got {size}$",
     ):
         make_mesh(**{axis: size})
 
@@ -55,33 +55,33 @@ def test_a_size_that_cannot_be_says_how_many_devices_there_are(axis, size):
             (-1, 3, 1),
             4,
             {},
-            "fsdp must be 1, 2 or 4, got 3; with data=-1, model=1 the mesh has to fill the 4 devices",
+            "fsdp must be 1, 2 or 4, got 3; with data=-1, model=1 the mesh must fill the 4 available devices",
         ),
         (
             (-1, 2, 3),
             8,
             {},
-            "model must be 1, 2 or 4, got 3; with data=-1, fsdp=2 the mesh has to fill the 8 devices",
+            "model must be 1, 2 or 4, got 3; with data=-1, fsdp=2 the mesh must fill the 8 available devices",
         ),
-        ((-1, 3, 5), 8, {}, "fsdp=3 x model=5 must divide the 8 devices there are"),
+        ((-1, 3, 5), 8, {}, "fsdp=3 x model=5 must divide the 8 available devices"),
         (
             (4, 2, 1),
             4,
             {},
-            "data must be between 1 and 2, got 4; with fsdp=2, model=1 the mesh has to fit the 4",
+            "data must be between 1 and 2, got 4; with fsdp=2, model=1 the mesh must fit the 4",
         ),
-        ((3, 3, 3), 8, {}, "data=3 x fsdp=3 x model=3 must fit the 8 devices there are"),
+        ((3, 3, 3), 8, {}, "data=3 x fsdp=3 x model=3 must fit the 8 available devices"),
         (
             (8, 4, 1),
             64,
             {"fill": True},
-            "data must be 16 or -1, got 8; with fsdp=4, model=1 the mesh has to fill",
+            "data must be 16 or -1, got 8; with fsdp=4, model=1 the mesh must fill",
         ),
         (
             (-1, -1, 1),
             4,
             {},
-            "only one axis of a mesh can be -1, what the others leave; got data=-1, fsdp=-1",
+            "only one axis of a mesh can be -1, the rest of the devices; got data=-1, fsdp=-1",
         ),
     ],
 )
@@ -173,7 +173,9 @@ def test_the_slices_of_processes_are_the_parts_that_their_devices_hold(processes
     for process in range(processes):
         with mock.patch.object(jax, "process_index", lambda process=process: process):
             if not fits:
-                with pytest.raises(ValueError, match="give all processes equally many devices"):
+                with pytest.raises(
+                    ValueError, match="give all processes the same number of devices"
+                ):
                     batch_shard(mesh)
                 continue
             index, shards = batch_shard(mesh)
@@ -188,10 +190,10 @@ def test_the_slices_of_processes_are_the_parts_that_their_devices_hold(processes
     [
         (
             [0, 1, 0, 1],
-            "of its 4 parts with data=4, fsdp=1, model=1 fall 0 and 2 to process 0, 1 and 3 to process 1;",
+            "with data=4, fsdp=1, model=1, of 4 parts process 0 has 0 and 2, process 1 has 1 and 3;",
         ),
-        ([0, 1, 1, 1], "fall 0 to process 0, 1, 2 and 3 to process 1;"),
-        ([0, 1, 1, 0], "fall 0 and 3 to process 0, 1 and 2 to process 1;"),
+        ([0, 1, 1, 1], "process 0 has 0, process 1 has 1, 2 and 3;"),
+        ([0, 1, 1, 0], "process 0 has 0 and 3, process 1 has 1 and 2;"),
     ],
 )
 def test_every_process_refuses_parts_that_are_no_slices(owners, told):
@@ -233,7 +235,7 @@ def test_two_processes_hold_the_slices_that_they_load():
     for rank, (out, _) in enumerate(outputs):
         told = json.loads(out.splitlines()[-1])
         assert told["too few"].startswith(
-            "data must be 4 or -1, got 2; with fsdp=1, model=1 the mesh has to fill"
+            "data must be 4 or -1, got 2; with fsdp=1, model=1 the mesh must fill"
         )
         assert told["shards"] == {
             "4,1,1": [rank, 2],

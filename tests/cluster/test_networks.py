@@ -31,7 +31,7 @@ def test_a_cut_cable_is_found_and_named(tmp_path, has_data_under_way):
         seconds = time.monotonic() - cut
     assert [process.returncode for process in job] == [75, 75], told
     for index, (_, err) in enumerate(told):
-        assert f"process {1 - index} is gone; process {index} ends too" in err, told
+        assert f"process {1 - index} was lost; process {index} ends too" in err, told
     assert seconds < FOUND + SLACK
 
 

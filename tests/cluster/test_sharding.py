@@ -89,22 +89,22 @@ def specs_by_name(sharding: Sharding, tree, axes=None) -> dict[str, PartitionSpe
     ],
 )
 def test_large_leaves_are_split_along_their_largest_dimension_that_divides(lengths, expected):
-    assert Sharding(least=2**14).specs({"x": shape(*lengths)}, AXES) == {"x": expected}
+    assert Sharding(min_size=2**14).specs({"x": shape(*lengths)}, AXES) == {"x": expected}
 
 
 def test_small_leaves_and_meshes_without_the_axis_split_nothing():
     tree = {"small": shape(255, 256), "large": shape(256, 256)}
     assert Sharding().specs(tree, AXES) == {"small": P(), "large": P("fsdp")}
     for axes in (AXES | {"fsdp": 1}, {"data": 8}):
-        assert Sharding(least=1).specs(tree, axes) == {"small": P(), "large": P()}
-        assert Sharding(least=1).undivided({"odd": shape(3, 5)}, axes) == []
+        assert Sharding(min_size=1).specs(tree, axes) == {"small": P(), "large": P()}
+        assert Sharding(min_size=1).undivided({"odd": shape(3, 5)}, axes) == []
 
 
 def test_keys_are_never_split():
     tree = {"keys": jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8)), "x": shape(8)}
     rule = {"leaf": ".*", "axes": ["fsdp"]}
     assert (
-        Sharding(least=1).specs(tree, AXES)
+        Sharding(min_size=1).specs(tree, AXES)
         == Sharding([rule]).specs(tree, AXES)
         == {"keys": P(), "x": P("fsdp")}
     )
@@ -131,12 +131,14 @@ def test_packed_slots_are_named_by_what_they_stand_for_and_their_vector_is_a_lea
     assert named["opt_state/slots/m/blocks/3/in/kernel"].shape == (80, 320)
     vector = 8 * (80 + 320)
     assert named["opt_state/slots/v/packed/float32"].shape == (vector,)
-    found = specs_by_name(Sharding(least=vector), state)
+    found = specs_by_name(Sharding(min_size=vector), state)
     assert found["opt_state/slots/v/packed/float32"] == P("fsdp")
-    (told,) = Sharding(least=vector).undivided(
+    (told,) = Sharding(min_size=vector).undivided(
         {"opt_state": state.opt_state.slots["m"]}, AXES | {"fsdp": 7}
     )[-1:]
-    assert re.match(rf"opt_state/packed/float32 of shape \[{vector}\] is on every device", told)
+    assert re.match(
+        rf"opt_state/packed/float32 of shape \[{vector}\] is replicated on every device", told
+    )
 
 
 def test_the_first_rule_that_matches_holds_and_may_say_less_than_all_dimensions():
@@ -152,7 +154,7 @@ def test_the_first_rule_that_matches_holds_and_may_say_less_than_all_dimensions(
     listed = [{"leaf": "kernel", "axes": [["fsdp", "model"], ""]}]
     assert Sharding(listed).specs(tree, AXES)["kernel"] == P(("fsdp", "model"))
     nowhere = [{"leaf": ".*", "axes": []}]
-    assert set(specs_by_name(Sharding(nowhere, least=1), tree).values()) == {P()}
+    assert set(specs_by_name(Sharding(nowhere, min_size=1), tree).values()) == {P()}
 
 
 @pytest.mark.parametrize(
@@ -249,20 +251,20 @@ def test_a_rule_that_matches_nothing_names_the_nearest_leaves():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("dense/kernel", "number 2 of rules should be like {leaf = "),
-        ({"leaf": "x"}, "number 2 of rules should be like {leaf = "),
-        ({"leaf": "x", "axes": [], "spec": []}, "number 2 of rules should be like {leaf = "),
-        ({"leaf": 3, "axes": []}, "number 2 of rules should be like {leaf = "),
+        ("dense/kernel", "rule 2 in rules must be like {leaf = "),
+        ({"leaf": "x"}, "rule 2 in rules must be like {leaf = "),
+        ({"leaf": "x", "axes": [], "spec": []}, "rule 2 in rules must be like {leaf = "),
+        ({"leaf": 3, "axes": []}, "rule 2 in rules must be like {leaf = "),
         (
             {"leaf": "x", "axes": "model"},
-            "number 2 of rules should have a list as axes, with an entry for each dim",
+            "axes of rule 2 in rules must be a list with an entry for each dim",
         ),
-        ({"leaf": "x", "axes": [3]}, "number 2 of rules should have in axes "),
-        ({"leaf": "x", "axes": ["fsdp+"]}, "number 2 of rules should have in axes "),
-        ({"leaf": "x", "axes": [["fsdp", None]]}, "number 2 of rules should have in axes "),
+        ({"leaf": "x", "axes": [3]}, "an entry in axes of rule 2 in rules must be "),
+        ({"leaf": "x", "axes": ["fsdp+"]}, "an entry in axes of rule 2 in rules must be "),
+        ({"leaf": "x", "axes": [["fsdp", None]]}, "an entry in axes of rule 2 in rules must be "),
         (
             {"leaf": "(", "axes": []},
-            "number 2 of rules should have a regular expression as leaf, got '('",
+            "leaf of rule 2 in rules must be a regular expression, got '('",
         ),
     ],
 )
@@ -271,15 +273,15 @@ def test_a_rule_that_cannot_be_read_is_told_at_once(rule, message):
         Sharding([KERNEL, rule])
 
 
-def test_least_is_a_number_of_elements():
-    with pytest.raises(ValueError, match="least must be >= 1 element, got 0"):
-        Sharding(least=0)
+def test_min_size_is_a_number_of_elements():
+    with pytest.raises(ValueError, match="min_size must be >= 1 element, got 0"):
+        Sharding(min_size=0)
 
 
 def test_zero1_splits_only_what_the_optimizer_keeps_but_rules_hold():
     state = abstract_state(adam(0.1)).replace(model_state={"memory": shape(512, 512)})
     found = specs_by_name(
-        Sharding([{"leaf": "embedding", "axes": ["model"]}], zero1=True, least=2**14), state
+        Sharding([{"leaf": "embedding", "axes": ["model"]}], zero1=True, min_size=2**14), state
     )
     assert found["params/embedding"] == found["averages/embedding"] == P("model")
     assert found["params/blocks/0/in/kernel"] == found["model_state/memory"] == P()
@@ -288,7 +290,7 @@ def test_zero1_splits_only_what_the_optimizer_keeps_but_rules_hold():
         == found["averages/blocks/0/in/kernel"]
         == P(None, "fsdp")
     )
-    assert specs_by_name(Sharding(least=2**14), state)["model_state/memory"] == P("fsdp")
+    assert specs_by_name(Sharding(min_size=2**14), state)["model_state/memory"] == P("fsdp")
 
 
 def test_leaves_that_cannot_be_split_are_named_with_the_way_out():
@@ -298,10 +300,10 @@ def test_leaves_that_cannot_be_split_are_named_with_the_way_out():
     }
     told = Sharding([{"leaf": "b", "axes": []}]).undivided(tree, AXES)
     assert told == [
-        "params/odd of shape [255, 333] is on every device, as fsdp=4 divides none of its dimensions; pad 333 to 336, "
-        "choose fsdp=3, or give it a rule",
-        "params/prime of shape [65537] is on every device, as fsdp=4 divides none of its dimensions; pad 65537 to "
-        "65540, or give it a rule",
+        "params/odd of shape [255, 333] is replicated on every device, "
+        "as fsdp=4 divides none of its dimensions; pad 333 to 336, choose fsdp=3, or give it a rule",
+        "params/prime of shape [65537] is replicated on every device, "
+        "as fsdp=4 divides none of its dimensions; pad 65537 to 65540, or give it a rule",
     ]
 
 
@@ -313,14 +315,14 @@ LENGTHS = st.lists(st.integers(1, 48), max_size=4)
     st.integers(1, 8),
     st.integers(1, 100),
 )
-def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, least):
+def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, min_size):
     tree = {name: shape(*lengths) for name, lengths in leaves.items()}
-    sharding, axes = Sharding(least=least), {"data": 2, "fsdp": fsdp, "model": 1}
+    sharding, axes = Sharding(min_size=min_size), {"data": 2, "fsdp": fsdp, "model": 1}
     specs, told = sharding.specs(tree, axes), " ".join(sharding.undivided(tree, axes))
     sizes = dict(zip(sorted(tree), leaf_bytes_per_device(tree, specs, axes), strict=True))
     for name, leaf in tree.items():
         is_told = f"{name} of shape {list(leaf.shape)}" in told
-        is_large = fsdp > 1 and leaf.ndim > 0 and leaf.size >= least
+        is_large = fsdp > 1 and leaf.ndim > 0 and leaf.size >= min_size
         assert is_told == (is_large and specs[name] == P())
         if specs[name] == P():
             assert sizes[name] == 4 * leaf.size
@@ -350,11 +352,11 @@ def bytes_on(tree) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("sizes", "sharding"),
     [
-        ({"fsdp": 4}, Sharding(least=256)),
-        ({"fsdp": 4}, Sharding(least=256, zero1=True)),
+        ({"fsdp": 4}, Sharding(min_size=256)),
+        ({"fsdp": 4}, Sharding(min_size=256, zero1=True)),
         (
             {"fsdp": 2, "model": 2},
-            Sharding([{"leaf": "in/kernel", "axes": ["fsdp", "model"]}], least=256),
+            Sharding([{"leaf": "in/kernel", "axes": ["fsdp", "model"]}], min_size=256),
         ),
         ({"data": 2, "fsdp": 2}, Sharding([{"leaf": "embedding", "axes": ["data+fsdp"]}])),
     ],
@@ -381,12 +383,12 @@ def test_a_quarter_of_a_transformers_state_is_on_each_of_four_devices(optimizer)
 @pytest.mark.parametrize(
     ("optimizer", "sizes", "sharding"),
     [
-        (adam(0.01), {"fsdp": 4}, Sharding(least=256)),
-        (optax.adamw(0.01), {"fsdp": 4}, Sharding(least=256, zero1=True)),
+        (adam(0.01), {"fsdp": 4}, Sharding(min_size=256)),
+        (optax.adamw(0.01), {"fsdp": 4}, Sharding(min_size=256, zero1=True)),
         (
             adam(0.01),
             {"fsdp": 2, "model": 2},
-            Sharding([{"leaf": "kernel", "axes": ["fsdp", "model"]}], least=256),
+            Sharding([{"leaf": "kernel", "axes": ["fsdp", "model"]}], min_size=256),
         ),
     ],
 )

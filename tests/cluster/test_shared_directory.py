@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ftrain.cluster import ClusterSpec, MismatchError, ProcessGroup, create_local
+from ftrain.cluster import ClusterSpec, ProcessGroup, ProcessMismatchError, create_local
 from ftrain.cluster.addresses import parse_address
 from ftrain.cluster.control_client import ControlClient
 from ftrain.cluster.control_server import ControlServer
 from ftrain.cluster.job_token import JobToken
-from ftrain.cluster.shared_directory import look_for_probe, remove_probe, write_probe
+from ftrain.cluster.process_group import look_for_probe, remove_probe, write_probe
 from ftrain.launching.child_environment import free_addresses
 
 TOKEN = JobToken("the token of all processes", "a test")
@@ -38,7 +38,7 @@ def check(group, directories, limit=30.0) -> list[str | None]:
     def ask(member, directory):
         try:
             member.check_directory(directory, limit)
-        except MismatchError as error:
+        except ProcessMismatchError as error:
             return str(error)
         return None
 

@@ -16,7 +16,7 @@ import pytest
 from command import environment, run, write_config
 from jobs import LIMIT, Launched, metrics_of, run_group
 
-from ftrain.cluster import ClusterError, MismatchError
+from ftrain.cluster import ClusterError, ProcessMismatchError
 from ftrain.cluster.addresses import parse_address
 from ftrain.cluster.control_client import ControlClient
 from ftrain.cluster.control_protocol import MAX_DEPTH, MAX_HANDSHAKE_LINE, MAX_LINE, decode, encode
@@ -136,7 +136,8 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
             heard.append(decode(reader.readline()))
             connection.sendall(encode(answer))
             with pytest.raises(
-                MismatchError, match="is not process 0 of this job: it does not know the job token"
+                ProcessMismatchError,
+                match="is not process 0 of this job: it does not know the job token",
             ):
                 coming.result(20)
             assert reader.read() == b""
@@ -207,9 +208,9 @@ def test_what_a_process_may_send_is_limited_where_it_is_sent(server):
     deep: list = []
     for _ in range(MAX_DEPTH):
         deep = [deep]
-    with pytest.raises(ValueError, match="brings to 'deep' is a message nested more than"):
+    with pytest.raises(ValueError, match="for 'deep' is a message nested more than"):
         own.gather("deep", deep, 5.0)
-    with pytest.raises(ValueError, match="brings to 'long' is a message of 16,777,"):
+    with pytest.raises(ValueError, match="for 'long' is a message of 16,777,"):
         own.gather("long", "x" * MAX_LINE, 5.0)
     assert meet(own, server[0]) == [[7, 7], [7, 7]]
 

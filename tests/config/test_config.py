@@ -206,7 +206,7 @@ BAD = [
         ["mesh.data=3"],
         "data.batch_size: batch_size 8 does not divide over the 3 devices of the mesh; use 6",
     ),
-    (["mesh.data=99"], "[mesh] data must be -1 or between 1 and the 4 devices there are, got 99"),
+    (["mesh.data=99"], "[mesh] data must be -1 or between 1 and the 4 available devices, got 99"),
     (
         ["optimizer.slot_dtype=flot32"],
         "[optimizer] slot_dtype must be a dtype of real numbers, such as float32, got",
@@ -407,6 +407,20 @@ def test_a_run_of_an_older_version_resumes_with_its_old_key(config, tmp_path):
     claim(home, resolved).close()
     assert (home / "config.toml").read_text() == saved
     assert "may_be_infinite" in message_of(config, "checkpoint.may_be_infinite=[]")
+
+
+def test_a_run_of_an_older_version_resumes_with_its_old_sharding_key(config, tmp_path):
+    home = tmp_path / "run"
+    overrides = [f"run.directory={home}", "sharding.min_size=4096"]
+    resolved = plan(load(config, overrides)).resolved()
+    claim_and_start(home, resolved)
+    saved = (home / "config.toml").read_text()
+    assert "min_size = 4096" in saved
+    (home / "config.toml").write_text(saved.replace("min_size = ", "least = "))
+    assert plan(load(home)).resolved() == resolved
+    claim(home, resolved).close()
+    assert (home / "config.toml").read_text() == saved
+    assert "least" in message_of(config, "sharding.least=4096")
 
 
 def test_a_run_without_a_checkpoint_can_still_change(tmp_path):

@@ -20,11 +20,9 @@ from mutations import TEXTS, mutate_bytes, mutate_json, mutate_message, mutate_t
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from ftrain.checkpoints.array_values import crc32c_of_text
 from ftrain.checkpoints.catalog import read_catalog
 from ftrain.checkpoints.errors import CheckpointError
-from ftrain.checkpoints.manifest import format_manifest, read_manifest
-from ftrain.checkpoints.verification import verify
+from ftrain.checkpoints.manifest import crc32c_of_text, format_manifest, read_manifest, verify
 from ftrain.cli.ckpt import list_checkpoints
 from ftrain.cluster import ClusterSpec, membership
 from ftrain.config import ConfigError, load, plan

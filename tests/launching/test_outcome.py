@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftrain.launching.diagnosis import Failure
+from ftrain.launching.child_processes import ProcessStatus
+from ftrain.launching.failures import Failure
 from ftrain.launching.outcome import (
     FailureRecord,
     History,
     outcome_of_stop,
     outcome_of_success,
 )
-from ftrain.launching.process_status import ProcessStatus
 from ftrain.launching.protocol import PEER_FAILED
 
 FAILURE = Failure(0, "error", "process 0 failed")

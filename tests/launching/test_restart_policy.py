@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.launching.diagnosis import Failure
-from ftrain.launching.restart_policy import (
+from ftrain.launching.failures import (
     MAX_DELAY,
     MAX_IDLE_ATTEMPTS,
     MAX_IDLE_HANGS,
+    Failure,
     GiveUp,
     Restart,
     RestartPolicy,
@@ -70,7 +70,7 @@ def test_an_exception_is_repeated_only_after_progress():
     assert policy.decide(RAISED, 40) == Restart(0.0)
     assert policy.decide(RAISED, 41) == Restart(0.0)
     assert policy.decide(RAISED, 41) == GiveUp(
-        "it did not get beyond step 41, so a restart would only repeat it"
+        "it did not get beyond step 41, so a restart would repeat it"
     )
 
 

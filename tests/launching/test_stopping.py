@@ -9,7 +9,7 @@ import pytest
 from launched import Launcher, living, run, wait_until
 
 FOREVER = ("steps=1000000", "pace=0.005")
-ASKING = "asking 2 processes to save and stop; once more to stop at once"
+ASKING = "asking 2 processes to save and stop; send it again to stop at once"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -172,7 +172,7 @@ def test_the_same_exception_twice(tmp_path):
     assert result.code == 3
     assert len(list(tmp_path.glob("attempt-*"))) == 2
     assert re.match(
-        r"gave up: it did not get beyond step [67], so a restart would only repeat it",
+        r"gave up: it did not get beyond step [67], so a restart would repeat it",
         result.own[-1],
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ftrain.cluster import MismatchError, create_local
+from ftrain.cluster import ProcessMismatchError, create_local
 from ftrain.training.consensus import Consensus, check_program
 
 
@@ -60,5 +60,5 @@ def test_a_stop_that_is_asked_for_before_the_start_is_proposed_then(group):
 def test_programs_that_differ_are_shown_where_they_do(group, monkeypatch):
     told = iter([["a", "b", "a"], ["same\nours", "same\ntheirs", ""]])
     monkeypatch.setattr(group, "gather", lambda name, value, limit: next(told))
-    with pytest.raises(MismatchError, match="process 1 has 'theirs', process 0 has 'ours'"):
+    with pytest.raises(ProcessMismatchError, match="process 1 has 'theirs', process 0 has 'ours'"):
         check_program(group, 1, "same\nours")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.cluster.placement import (
+from ftrain.cluster.spec import ClusterSpec
+from ftrain.migration.placement import (
     STANDARD_PS_OPS,
     Operation,
     greedy_by_bytes,
@@ -14,7 +15,6 @@ from ftrain.cluster.placement import (
     replica_device_setter,
     round_robin,
 )
-from ftrain.cluster.spec import ClusterSpec
 
 VARIABLES = [Operation(shape=(size,)) for size in (10, 20, 30, 40, 50)]
 operations = st.lists(

@@ -1,13 +1,17 @@
-"""What went wrong in a group of processes: which one hangs, and which one failed first."""
+"""Failures of a group: which process failed first, or hangs, and whether a restart may help."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from ftrain.launching.process_status import ProcessStatus
+from ftrain.launching.child_processes import ProcessStatus
 from ftrain.launching.protocol import TRANSIENT, USER_ERROR
 
-_SENT_BY_SOMEONE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+MAX_IDLE_ATTEMPTS = 5  # in a row without progress
+MAX_IDLE_HANGS = 2  # of them, because each costs the whole timeout
+MAX_DELAY = 30.0  # seconds before a restart
+# Signals that another program sends; a process sends the others to itself, as by a crash.
+_EXTERNAL_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _EXIT_SECONDS = 1.0  # how long after its failure the exit of a process may be seen
 _MAX_REASON = 300  # characters
 FailureKind = Literal["mistake", "error", "transient", "signal", "hang", "peer"]
@@ -15,11 +19,11 @@ FailureKind = Literal["mistake", "error", "transient", "signal", "hang", "peer"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a group ended: the process at fault, the kind of fault, and a sentence about it."""
+    """Why a group ended: the process at fault, the kind of failure, and a sentence about it."""
 
     process: int
     kind: FailureKind  # a restart repeats a mistake, but perhaps not a transient error
-    story: str
+    description: str
 
 
 def find_overdue(
@@ -70,9 +74,9 @@ def find_hang(
     elif others and all(_step(status) > _step(behind) for status in others):
         evidence += ", its step is the lowest"
     elif others:
-        evidence += ", and of those with the lowest step it is silent longest"
-    story = f"process {behind.index} hung {_where(behind)} ({evidence})"
-    return Failure(behind.index, "hang", story)
+        evidence += ", the longest of those with the lowest step"
+    description = f"process {behind.index} hung {_where(behind)} ({evidence})"
+    return Failure(behind.index, "hang", description)
 
 
 def find_cause(statuses: Sequence[ProcessStatus]) -> Failure:
@@ -84,10 +88,77 @@ def find_cause(statuses: Sequence[ProcessStatus]) -> Failure:
     witness = min(failed, key=lambda status: (status.terminated, status.ended_at or 0.0))
     blamed = witness.failure.because if witness.failure is not None else None
     if blamed is None or blamed >= len(statuses):
-        story = f"process {witness.index} lost another process {_where(witness)}{_reason(witness)}"
-        return Failure(witness.index, "peer", story)
-    story = f"process {witness.index} lost process {blamed} {_where(witness)}{_reason(witness)}"
-    return Failure(blamed, "peer", story)
+        description = (
+            f"process {witness.index} lost another process {_where(witness)}{_reason(witness)}"
+        )
+        return Failure(witness.index, "peer", description)
+    description = (
+        f"process {witness.index} lost process {blamed} {_where(witness)}{_reason(witness)}"
+    )
+    return Failure(blamed, "peer", description)
+
+
+class Restart(NamedTuple):
+    """Restart after a delay."""
+
+    delay: float  # seconds
+
+
+class GiveUp(NamedTuple):
+    """End the job."""
+
+    reason: str
+
+
+class RestartPolicy:
+    """Decides after each failure: restart while that leads to new steps, and a few times without.
+
+    After an error without progress it gives up, unless the process reported a transient error (exit
+    code 74). After a kill any steps count as progress, even if an earlier attempt has taken them:
+    the process did not fail by itself.
+    """
+
+    def __init__(self, max_restarts: int):
+        self.max_restarts = max_restarts
+        self.restarts = 0
+        self.max_step = 0  # of all attempts
+        self._idle = 0  # attempts since the last progress
+        self._idle_hangs = 0
+        self._idle_restarts = 0
+
+    def decide(self, failure: Failure, reached: int | None) -> Restart | GiveUp:
+        """Decide what to do after an attempt that reached a step and failed."""
+        progressed = (reached or 0) > self.max_step
+        self.max_step = max(self.max_step, reached or 0)
+        if progressed or (reached and failure.kind in ("signal", "peer")):
+            self._idle = 0
+            self._idle_hangs = 0
+            self._idle_restarts = 0
+        else:
+            self._idle += 1
+            self._idle_hangs += failure.kind == "hang"
+        reason = self._reason_to_give_up(failure, progressed)
+        if reason is not None:
+            return GiveUp(reason)
+        delay = min(MAX_DELAY, 2.0 ** (self._idle_restarts - 1)) if self._idle_restarts else 0.0
+        self.restarts += 1
+        self._idle_restarts += 1
+        return Restart(delay)
+
+    def _reason_to_give_up(self, failure: Failure, progressed: bool) -> str | None:
+        beyond = f"beyond step {self.max_step:,}" if self.max_step else "to a first step"
+        if failure.kind == "mistake":
+            return "a restart would not help"
+        if failure.kind == "error" and not progressed:
+            return f"it did not get {beyond}, so a restart would repeat it"
+        if self._idle_hangs >= MAX_IDLE_HANGS:
+            return f"it hung {self._idle_hangs} more times and did not get {beyond}"
+        if self._idle >= MAX_IDLE_ATTEMPTS:
+            return f"{self._idle} attempts in a row made no progress"
+        if self.restarts >= self.max_restarts:
+            used_up = f"its {self.max_restarts} restarts are used up"
+            return used_up if self.max_restarts else "restarts are disabled"
+        return None
 
 
 def _failed_at(status: ProcessStatus) -> float:
@@ -110,7 +181,7 @@ def _explain(status: ProcessStatus) -> Failure:
     if status.hung:
         return Failure(status.index, "hang", f"{name} hung {where}{reason}")
     if status.signal is not None and not reason:  # a reported reason says more than the signal
-        verb = "killed" if status.signal in _SENT_BY_SOMEONE else "ended"
+        verb = "killed" if status.signal in _EXTERNAL_SIGNALS else "ended"
         return Failure(status.index, "signal", f"{name} was {verb} by {status.signal} {where}")
     return Failure(status.index, "transient" if status.returncode == TRANSIENT else "error", failed)
 

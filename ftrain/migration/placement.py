@@ -11,11 +11,6 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple, Self
 
-import ml_dtypes  # noqa: F401  # numpy knows bfloat16 and its like by name once this is imported
-import numpy as np
-
-from ftrain.cluster.spec import ClusterSpec
-
 STANDARD_PS_OPS = (
     "Variable",
     "VariableV2",
@@ -53,6 +48,10 @@ class Operation:
                 f"the shape {self.shape} of a {self.type} is not known; "
                 "expected whole numbers, 0 or more"
             )
+        # Imported here, as `ftrain migrate` does not need them.
+        import ml_dtypes  # noqa: F401 - it makes bfloat16 and its like known to numpy
+        import numpy as np
+
         itemsize = 0 if str(self.dtype) in _SIZELESS else np.dtype(self.dtype).itemsize
         return math.prod(self.shape) * itemsize
 
@@ -113,6 +112,8 @@ def replica_device_setter(
     ['/job:ps/task:0', '/job:ps/task:1/device:CPU:0', '/job:worker/task:7', '/job:ps/task:0']
     """
     if cluster is not None:
+        from ftrain.cluster.spec import ClusterSpec  # here, as it imports jax
+
         spec = cluster if isinstance(cluster, ClusterSpec) else ClusterSpec(cluster)
         job = _Device.parse(ps_device).job
         ps_tasks = spec.num_tasks(job) if job in spec.jobs else 0

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from ftrain.launching.diagnosis import find_cause, find_hang, find_overdue
-from ftrain.launching.process_status import ProcessStatus
+from ftrain.launching.child_processes import ProcessStatus
+from ftrain.launching.failures import find_cause, find_hang, find_overdue
 from ftrain.launching.protocol import HUNG, PEER_FAILED, Done, Failed, Progress
 
 
@@ -75,7 +75,7 @@ def test_the_one_with_the_lowest_step_hangs():
     found = find_hang([status(0, 12), status(1, 11, alive_at=3.0), status(2, 12)], now=8.0)
     assert (found.process, found.kind) == (1, "hang")
     assert (
-        found.story
+        found.description
         == "process 1 hung at step 11 (no sign of life for 5.0 s, its step is the lowest)"
     )
 
@@ -83,20 +83,20 @@ def test_the_one_with_the_lowest_step_hangs():
 def test_of_those_with_the_lowest_step_the_one_that_is_silent_longest():
     found = find_hang([status(0, 12, 3.0), status(1, 12, 2.0), status(2, 13, 1.0)], now=8.0)
     assert found.process == 1
-    assert "of those with the lowest step it is silent longest" in found.story
+    assert "the longest of those with the lowest step" in found.description
 
 
 def test_one_that_has_not_begun_is_behind_all():
     found = find_hang([status(0, 0), status(1, None)], now=8.0)
     assert (
-        found.story
+        found.description
         == "process 1 hung before its first step (no sign of life for 8.0 s, its step is the lowest)"
     )
 
 
 def test_one_that_is_halted_for_certain():
     found = find_hang([status(0, 12), status(1, 13)], now=8.0, halted={1})
-    assert (found.process, "stopped by a signal" in found.story) == (1, True)
+    assert (found.process, "stopped by a signal" in found.description) == (1, True)
 
 
 def test_watchdogs_of_those_that_wait_do_not_hide_the_one_they_wait_for():
@@ -112,7 +112,7 @@ def test_the_first_that_failed_by_itself_is_the_cause():
         status(3, code=1, ended_at=3.0),
     ]
     found = find_cause(statuses)
-    assert (found.process, found.kind, found.story) == (
+    assert (found.process, found.kind, found.description) == (
         2,
         "signal",
         "process 2 was killed by SIGKILL at step 340",
@@ -126,7 +126,7 @@ def test_what_a_process_said_counts_from_then_on_and_though_it_was_killed():
     failing.terminated = True
     found = find_cause([failing, status(1, code=1, ended_at=2.0)])
     assert (found.process, found.kind) == (0, "error")
-    assert found.story == "process 0 failed at step 10: OSError: no such file"
+    assert found.description == "process 0 failed at step 10: OSError: no such file"
 
 
 def test_others_may_tell_of_a_death_before_it_is_seen():
@@ -145,7 +145,11 @@ def test_an_abort_may_be_the_answer_to_what_another_did():
 
 def test_a_long_reason_is_cut():
     assert (
-        len(find_cause([status(0, code=1, ended_at=1.0, failure=Failed("E", "x" * 4000))]).story)
+        len(
+            find_cause(
+                [status(0, code=1, ended_at=1.0, failure=Failed("E", "x" * 4000))]
+            ).description
+        )
         < 400
     )
 
@@ -182,7 +186,7 @@ def test_kinds_of_failure(code, failed, kind, story):
         [status(0, returncode=code, ended_at=1.0, failure=failed), status(1, code=0, ended_at=0.0)]
     )
     assert found.kind == kind
-    assert story in found.story
+    assert story in found.description
 
 
 def test_only_witnesses():
@@ -194,11 +198,11 @@ def test_only_witnesses():
     ]
     found = find_cause(statuses)
     assert (found.process, found.kind) == (1, "peer")
-    assert found.story == "process 0 lost process 1 at step 10: PeerFailed: silent"
+    assert found.description == "process 0 lost process 1 at step 10: PeerFailed: silent"
     statuses[0].failure = Failed("PeerFailed", because=7)  # there is none
     assert find_cause(statuses).process == 0
     statuses[0].failure = None
-    assert find_cause(statuses).story == "process 0 lost another process at step 10"
+    assert find_cause(statuses).description == "process 0 lost another process at step 10"
 
 
 def test_the_code_to_exit_with():
