@@ -13,6 +13,7 @@ from ftrain.storage import raise_if_transient, retry
 Table = dict[str, Any]
 RUN_CONFIG = "config.toml"  # the resolved config in the directory of a run
 EXTENDS = "extends"  # the key that names the base of a config
+_RENAMED_HOOKS = {"Ledger": "DigestLog"}
 _RENAMED_KEYS = (  # table, old key, new key
     ("checkpoint", "may_be_infinite", "allow_nonfinite"),
     ("sharding", "least", "min_size"),
@@ -202,11 +203,15 @@ def read_toml(path: Path) -> Table:
 
 
 def _rename_saved_keys(values: Table) -> None:
-    """Rename the keys that an older version wrote to the directory of a run, so that it resumes."""
+    """Rename keys and hooks that an older version wrote to the directory of a run, so it resumes."""
     for section, old, new in _RENAMED_KEYS:
         table = values.get(section)
         if isinstance(table, dict) and old in table:
             table.setdefault(new, table.pop(old))
+    hooks = values.get("hooks")
+    for hook in hooks if isinstance(hooks, list) else ():
+        if isinstance(hook, dict) and hook.get("name") in _RENAMED_HOOKS:
+            hook["name"] = _RENAMED_HOOKS[hook["name"]]
 
 
 def _parse_override(override: str) -> tuple[str, Any]:

@@ -423,6 +423,18 @@ def test_a_run_of_an_older_version_resumes_with_its_old_sharding_key(config, tmp
     assert "least" in message_of(config, "sharding.least=4096")
 
 
+def test_a_run_of_an_older_version_resumes_with_the_old_name_of_a_hook(config, tmp_path):
+    home = tmp_path / "run"
+    config.write_text(f'{config.read_text()}\n[[hooks]]\nname = "DigestLog"\npath = "digests"\n')
+    resolved = plan(load(config, [f"run.directory={home}"])).resolved()
+    claim_and_start(home, resolved)
+    saved = (home / "config.toml").read_text()
+    (home / "config.toml").write_text(saved.replace('"DigestLog"', '"Ledger"'))
+    assert plan(load(home)).resolved() == resolved
+    claim(home, resolved).close()
+    assert (home / "config.toml").read_text() == saved
+
+
 def test_a_run_without_a_checkpoint_can_still_change(tmp_path):
     claim(tmp_path, {"steps": 3}).close()
     claim(tmp_path, {"steps": 4}).close()
