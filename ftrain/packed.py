@@ -1,7 +1,8 @@
-"""Packed trees: many small leaves in one vector for each dtype; every array argument costs time.
+"""Packed trees: many small leaves in one vector for each dtype, because each array costs time.
 
-A packed tree is a tree of few arrays that stands for one of many. `unpack` and `pack_like` go from
-one to the other, so that what is written to disk names every leaf, packed or not.
+Every array argument makes a call of a compiled function slower. A packed tree holds the leaves of a
+tree in few arrays. `unpack` and `pack_like` convert between the two, so that a checkpoint names
+every leaf, packed or not.
 """
 
 import dataclasses
@@ -14,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.tree_util import PyTreeDef
 
 from ftrain.tree import Tree
 
 MAX_PACKED_SIZE = 4096  # elements of a leaf; copying more costs more than a leaf of its own
 MIN_PACKED_LEAVES = 8  # packing fewer is not worth it
-_JOINED_AT_ONCE = 50
+_JOINED_AT_ONCE = 50  # leaves; XLA is very slow to compile a concatenation of a thousand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +42,11 @@ class Place:
 class Layout:
     """How the leaves of a tree are packed. A leaf without a place is kept apart, as it is.
 
-    A tree may have None in the places of a whole group, or of leaves apart; then so have its
-    arrays.
+    All leaves of a group may be None, and any leaf that is kept apart. The arrays for them are
+    None too.
     """
 
-    structure: Any  # of the tree
+    structure: PyTreeDef  # of the tree
     places: tuple[Place | None, ...]
 
     def join(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
@@ -96,7 +98,7 @@ class Layout:
 
 
 def join(leaves: Sequence[Any]) -> Any:
-    """Join leaves to one vector, in two rounds: XLA compiles a join of a thousand very slowly."""
+    """Join leaves to one vector; many of them in two rounds, because XLA compiles that faster."""
     if leaves[0] is None:
         return None
     flat = [jax.lax.reshape(jnp.asarray(leaf), (jnp.size(leaf),)) for leaf in leaves]
@@ -112,9 +114,9 @@ def join(leaves: Sequence[Any]) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A tree in fewer arrays."""
+    """A tree whose small leaves are stored in one vector for each dtype."""
 
-    arrays: list[Any]  # an array, or None for leaves that are None
+    arrays: list[Any]  # arrays; None for leaves that are None
     layout: Layout = dataclasses.field(metadata={"static": True})
 
     def leaves(self) -> list[jax.Array]:
@@ -127,14 +129,15 @@ class Packed:
 
 
 def plan(tree: Tree, packed: bool | None = None) -> Layout:
-    """Plan how to pack a tree: small leaves, by dtype, if there are enough; or all, or none.
+    """Plan how to pack a tree.
 
-    Leaves that are sharded over devices keep their sharding and are never packed.
+    By default, small leaves of one dtype are packed if there are enough of them; `packed` decides
+    for all leaves. Leaves that are sharded over devices keep their sharding and are never packed.
     """
     leaves, structure = jax.tree.flatten(tree)
     if packed not in (None, True, False):
         raise ValueError(f"packed must be True, False or None, got {packed!r:.60}")
-    limit = {None: MAX_PACKED_SIZE, True: float("inf"), False: -1}[packed]
+    limit = {None: MAX_PACKED_SIZE, True: math.inf, False: -1}[packed]
     first = next(filter(is_concrete, leaves), None)
     fits = [jnp.size(leaf) <= limit and _is_whole(leaf, first) for leaf in leaves]
     counts = Counter(
@@ -162,7 +165,7 @@ def unpack(tree: Tree) -> Tree:
 def pack_like(tree: Tree, like: Tree) -> Tree:
     """Pack `tree`, which has the structure of `unpack(like)`, as `like` is packed."""
 
-    def pack(node: Any, unpacked: Any) -> Any:
+    def pack(node: Packed, unpacked: Tree) -> Packed:
         return Packed(node.layout.join(node.layout.structure.flatten_up_to(unpacked)), node.layout)
 
     structure = jax.tree.structure(like, is_leaf=is_packed)
@@ -190,7 +193,7 @@ def is_concrete(leaf: Any) -> bool:
 
 
 def _take(vector: Any, place: Place) -> Any:
-    """Return a leaf from its group's vector; for a shape of a vector, the shape of the leaf."""
+    """Return a leaf from its group's vector; for the shape of a vector, the shape of the leaf."""
     if vector is None:
         return None
     shape = (*vector.shape[:-1], *place.shape)

@@ -130,6 +130,7 @@ ROOMS = {
     },
     "gradients": {
         "Rows",
+        "WeightedMean",
         "accumulate",
         "as_transform",
         "clip_by_average_norm",

@@ -1,13 +1,19 @@
-"""Proximal optimizers: gradient descent or Adagrad, followed by l1 and l2 regularization."""
+"""Proximal optimizers: l1 and l2 regularization as a part of the update.
+
+The l1 strength makes parameters exactly zero, which adding the l1 norm to the loss would not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
 from ftrain.optimizers.checks import check_at_init
-from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Rule, Slots, from_rule
 
 
 def proximal_gradient_descent(
@@ -24,24 +30,19 @@ def proximal_gradient_descent(
     The rule itself has no slots. `slot_dtype` and `packed`, described at `from_rule`, apply to the
     remainders that `rounding` keeps for bfloat16 and float16 parameters.
     """
-    strengths = {
-        "l1_regularization_strength": l1_regularization_strength,
-        "l2_regularization_strength": l2_regularization_strength,
-    }
-    check_finite(**strengths)
+    l1 = l1_regularization_strength
+    l2 = l2_regularization_strength
 
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
         del count
-        stepped = parameter - rate * gradient
-        new = _proximal_point(stepped, rate, l1_regularization_strength, l2_regularization_strength)
+        new = _proximal_point(parameter - rate * gradient, rate, l1, l2)
         return new - parameter, slots
 
-    transform = from_rule(
-        rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+    return _from_regularized_rule(
+        rule, learning_rate, {}, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
     )
-    return check_at_init(transform, check_not_negative, **strengths)
 
 
 def proximal_adagrad(
@@ -61,11 +62,8 @@ def proximal_adagrad(
     `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
-    strengths = {
-        "l1_regularization_strength": l1_regularization_strength,
-        "l2_regularization_strength": l2_regularization_strength,
-    }
-    check_finite(**strengths)
+    l1 = l1_regularization_strength
+    l2 = l2_regularization_strength
 
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
@@ -73,24 +71,56 @@ def proximal_adagrad(
         del count
         accumulator = slots["accumulator"] + gradient * gradient
         own_rate = rate * jax.lax.rsqrt(accumulator)
-        stepped = parameter - own_rate * gradient
-        new = _proximal_point(
-            stepped, own_rate, l1_regularization_strength, l2_regularization_strength
-        )
+        new = _proximal_point(parameter - own_rate * gradient, own_rate, l1, l2)
         return new - parameter, {"accumulator": accumulator}
 
-    transform = from_rule(
-        rule,
-        learning_rate,
-        slots={"accumulator": initial_accumulator_value},
-        slot_dtype=slot_dtype,
-        packed=packed,
-        rounding=rounding,
+    slots = {"accumulator": initial_accumulator_value}
+    return _from_regularized_rule(
+        rule, learning_rate, slots, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
     )
-    return check_at_init(transform, check_not_negative, **strengths)
 
 
-def shrink(values: jax.Array, threshold: jax.typing.ArrayLike) -> jax.Array:
+def adagrad_da(
+    learning_rate: LearningRate,
+    initial_gradient_squared_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    *,
+    slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
+    """Adagrad with dual averaging: parameters are computed from the sum of all gradients.
+
+    Duchi et al. 2011, with t the number of this update, from 1:
+    s += g; a += g * g; p = -lr * shrink(s, l1 * t) / (l2 * t * lr + sqrt(a))
+
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
+    """
+    initial_squares = initial_gradient_squared_accumulator_value
+    check_positive(initial_gradient_squared_accumulator_value=initial_squares)
+    l1 = l1_regularization_strength
+    l2 = l2_regularization_strength
+
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
+        time = (count + 1).astype(parameter.dtype)
+        total = slots["gradient_accumulator"] + gradient
+        squares = slots["gradient_squared_accumulator"] + gradient * gradient
+        new = -rate * shrink(total, l1 * time) / (l2 * time * rate + jnp.sqrt(squares))
+        return new - parameter, {
+            "gradient_accumulator": total,
+            "gradient_squared_accumulator": squares,
+        }
+
+    slots = {"gradient_accumulator": 0.0, "gradient_squared_accumulator": initial_squares}
+    return _from_regularized_rule(
+        rule, learning_rate, slots, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+    )
+
+
+def shrink(values: jax.Array, threshold: ArrayLike) -> jax.Array:
     """Soft thresholding: move values towards zero by `threshold`, and those within it to zero."""
     return jnp.sign(values) * jnp.maximum(jnp.abs(values) - threshold, 0)
 
@@ -98,3 +128,18 @@ def shrink(values: jax.Array, threshold: jax.typing.ArrayLike) -> jax.Array:
 def _proximal_point(stepped: jax.Array, rate: jax.Array, l1: float, l2: float) -> jax.Array:
     """argmin over p of |p - stepped|**2 / (2 rate) + l1 |p| + l2 p**2 / 2."""
     return shrink(stepped, rate * l1) / (1 + l2 * rate)
+
+
+def _from_regularized_rule(
+    rule: Rule,
+    learning_rate: LearningRate,
+    slots: Mapping[str, float],
+    l1: float,
+    l2: float,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """`from_rule`, with a check of the strengths; of their signs in `init`, as in TensorFlow 1."""
+    strengths = {"l1_regularization_strength": l1, "l2_regularization_strength": l2}
+    check_finite(**strengths)
+    transform = from_rule(rule, learning_rate, slots, **options)
+    return check_at_init(transform, check_not_negative, **strengths)

@@ -16,7 +16,7 @@ from ftrain.cluster.mesh import BATCH_AXES, MODEL
 from ftrain.data import Piece
 from ftrain.data.shapes import check_integers
 from ftrain.gradients.clipping import shard_global_norm
-from ftrain.gradients.replicas import Axis
+from ftrain.gradients.means import Axis
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
 from ftrain.training.state import TrainState

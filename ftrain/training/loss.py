@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from ftrain.gradients import loss_scale, map_values, value_and_grad
 from ftrain.gradients.accumulation import Differentiated, average
+from ftrain.gradients.means import WeightedMean, is_weighted
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
-from ftrain.weighted_mean import WeightedMean, is_weighted
 
 Batch = Any  # a pytree of arrays with a leading axis of examples, most often a dict
 Metrics = dict[str, jax.Array]

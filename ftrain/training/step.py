@@ -16,8 +16,8 @@ from ftrain.gradients import (
     update_with_rows,
 )
 from ftrain.gradients.accumulation import Differentiated
-from ftrain.gradients.conditional_update import check_transform
-from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
+from ftrain.gradients.guard import check_transform
+from ftrain.gradients.means import Axis, WeightedMean, mean_over_replicas, replicas_of, value_of
 from ftrain.hyperparameters import check_count, check_fraction
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
@@ -25,7 +25,6 @@ from ftrain.optimizers.frozen import zero_frozen
 from ftrain.training.loss import Batch, LossFunction, Metrics, differentiate, make_objective
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
-from ftrain.weighted_mean import WeightedMean, value_of
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 M = TypeVar("M")

@@ -346,7 +346,7 @@ def test_rows_are_not_summed_but_may_be_made_whole():
     )
     step = make_step(looked_up, transform)
     with pytest.warns(
-        UserWarning, match="does not know Rows, so the gradients of tables are made whole"
+        UserWarning, match="does not support Rows, so the gradients of tables are made dense"
     ):
         step(TrainState.create(TABLES, transform), {"ids": jnp.array([1, 3])})
 
@@ -414,7 +414,7 @@ def test_what_does_not_fit_is_named():
     state = transform.init(PARAMS)
     with pytest.raises(
         ValueError,
-        match=r"not one of sync_replicas, but EmptyState: init\(params\) makes a new one",
+        match=r"not one of sync_replicas, but EmptyState: init\(params\) makes a new state",
     ):
         transform.update(PARAMS, IDENTITY.init(PARAMS), PARAMS)
     with pytest.raises(
