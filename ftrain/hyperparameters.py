@@ -7,7 +7,7 @@ passes while a step is traced.
 import math
 import operator
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import SupportsIndex, TypeGuard
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def check_unit(**values: object) -> None:
     _check(values, lambda value: 0 <= value <= 1, "in [0, 1]")
 
 
-def check_count(**values: object) -> None:
+def check_count(**values: SupportsIndex) -> None:
     """Raise ValueError unless every value is a whole number >= 1."""
     for name, value in values.items():
         try:

@@ -9,13 +9,12 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import PyTreeDef
 
 from ftrain.tree import Tree
 
@@ -46,7 +45,7 @@ class Layout:
     None too.
     """
 
-    structure: PyTreeDef  # of the tree
+    structure: Any  # the tree structure
     places: tuple[Place | None, ...]
 
     def join(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
@@ -55,7 +54,7 @@ class Layout:
             join([leaves[n] for n in self.members(group)]) for group in self.groups()
         ]
 
-    def split(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    def split(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the leaves of these arrays; a leading axis of all of them is kept."""
         vectors = arrays[len(arrays) - len(self.groups()) :]
         if any(isinstance(vector, Tracer) for vector in vectors):
@@ -177,7 +176,7 @@ def pack_like(tree: Tree, like: Tree) -> Tree:
     )
 
 
-def is_packed(node: Any) -> bool:
+def is_packed(node: object) -> TypeGuard[Packed]:
     """True for a packed tree; pass it as `is_leaf` to keep them whole."""
     return isinstance(node, Packed)
 
@@ -187,7 +186,7 @@ _SINGLE = jax.lax.GatherDimensionNumbers(
 )
 
 
-def is_concrete(leaf: Any) -> bool:
+def is_concrete(leaf: object) -> TypeGuard[jax.Array]:
     """True for an array with values, not a tracer or a shape."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
@@ -210,9 +209,9 @@ def _take(vector: Any, place: Place) -> Any:
     return vector[..., place.start : place.start + place.size].reshape(shape)
 
 
-def _is_whole(leaf: Any, first: Any) -> bool:
+def _is_whole(leaf: object, first: jax.Array | None) -> bool:
     """True for a leaf that is not sharded and has the devices of the first concrete leaf."""
-    if not is_concrete(leaf):
+    if first is None or not is_concrete(leaf):
         return True
     return (
         leaf.sharding.is_fully_replicated and leaf.sharding.device_set == first.sharding.device_set

@@ -17,7 +17,7 @@ Summand = jax.Array | Rows | WeightedMean  # what is summed over the microbatche
 class Differentiated(NamedTuple):
     """The result of differentiating a loss. Value and auxiliary are scalars or `WeightedMean`s."""
 
-    value: jax.Array | WeightedMean
+    value: Any
     auxiliary: Tree
     gradients: Tree  # of the value, with its weight
 
@@ -53,7 +53,8 @@ def accumulate(
             return carry, Differentiated(value, auxiliary, gradients)
 
         _, found = average(part, (), batch, microbatches)
-        return (found.value, found.auxiliary) if has_auxiliary else found.value, found.gradients
+        result = (found.value, found.auxiliary) if has_auxiliary else found.value
+        return result, found.gradients
 
     return accumulated
 
@@ -82,11 +83,11 @@ def average(
 
     def weigh(
         carry: Tree, number: jax.Array, microbatch: Tree, share: float
-    ) -> tuple[Tree, list[Summand]]:
+    ) -> tuple[Tree, list[Any]]:
         carry, found = part(carry, number, microbatch)
         return carry, jax.tree.leaves(_weighed(found, share), is_leaf=_is_whole)
 
-    def add(carried: tuple[Tree, list[Summand | None]], number: jax.Array):
+    def add(carried: tuple[Tree, list[Any]], number: jax.Array):
         carry, found = weigh(carried[0], number, parts.take(number), parts.size / parts.examples)
         sums = [
             None if total is None else _sum(total, leaf)
@@ -101,7 +102,7 @@ def average(
         for like in likes
     ]
     (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), jnp.arange(parts.whole))
-    totals = [
+    totals: list[Any] = [
         total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)
     ]
     if parts.rest:
@@ -121,7 +122,9 @@ def _weighed(found: Differentiated, share: float) -> Differentiated:
     """What a part adds to the sums: values and gradients times its `share`, or their own weight."""
 
     def shared(leaf: jax.Array | WeightedMean) -> jax.Array | WeightedMean:
-        return jax.tree.map(widen, leaf) if is_weighted(leaf) else widen(leaf) * share
+        if isinstance(leaf, WeightedMean):
+            return jax.tree.map(widen, leaf)
+        return widen(leaf) * share
 
     def weighed(values: jax.Array) -> jax.Array:
         if not isinstance(found.value, WeightedMean):
@@ -183,7 +186,7 @@ def _flatten(stacked: Rows) -> Rows:
     return Rows(stacked.indices.reshape(-1), stacked.values.reshape(-1, *stacked.values.shape[2:]))
 
 
-def _sum(total: Summand, more: Summand) -> Summand:
+def _sum(total: Summand, more: Any) -> Summand:
     """Add a part to the sum; `Rows` are concatenated."""
     if isinstance(total, Rows):
         indices = jnp.concatenate([total.indices, more.indices])

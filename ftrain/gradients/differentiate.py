@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.extend.core.primitives import jit_p, remat_p
-from jax.tree_util import PyTreeDef
 
 from ftrain.gradients.lookup import gather, lookup_p
 from ftrain.gradients.means import value_of
@@ -71,19 +70,23 @@ def value_and_grad(
         )
         gradients = structure.unflatten(gradients)
         gradients = gradients[0] if isinstance(argnums, int) else gradients
-        return (value, auxiliary) if has_aux else value, gradients
+        result = (value, auxiliary) if has_aux else value
+        return result, gradients
 
     return differentiate
 
 
 def _differentiate(
     traced: ClosedJaxpr,
-    result: PyTreeDef,
+    result: Any,
     leaves: list[jax.Array],
     has_aux: bool,
     merge_rows: bool,
 ) -> tuple[Tree, Tree, list[jax.Array | Rows]]:
-    """Return the value, the auxiliary result and the gradient of each leaf."""
+    """Return the value, the auxiliary result and the gradient of each leaf.
+
+    `result` is the tree structure of what the traced function returns.
+    """
     jaxpr = traced.jaxpr
     looked_up = _only_looked_up(jaxpr)
     tables = {variable: n for n, variable in enumerate(jaxpr.invars) if variable in looked_up}
@@ -183,11 +186,12 @@ def _only_looked_up(jaxpr: Jaxpr) -> set[Var]:
     return tables - others
 
 
-def _sites_of(jaxpr: Jaxpr, tables: Tables) -> Iterator[tuple[int, ShapedArray]]:
+def _sites_of(jaxpr: Jaxpr, tables: Tables) -> Iterator[tuple[int, Any]]:
     """Yield the table's number and the result's type of each lookup, in the order of evaluation."""
     for equation in jaxpr.eqns:
-        if equation.primitive is lookup_p and _table_of(equation.invars[0], tables) is not None:
-            yield tables[equation.invars[0]], equation.outvars[0].aval
+        table = _looked_up_table(equation, tables)
+        if table is not None:
+            yield table, equation.outvars[0].aval
         elif (inner := _called_function(equation)) is not None:
             yield from _sites_of(inner, _passed_on(equation, inner, tables))
 
@@ -204,7 +208,7 @@ def _evaluate(
         return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*inputs)
 
     def evaluate(equation: JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-        if equation.primitive is lookup_p and _table_of(equation.invars[0], tables) is not None:
+        if _looked_up_table(equation, tables) is not None:
             return [lookups.perform(*operands, **equation.params)]
         inner = _called_function(equation)
         passed_on = {} if inner is None else _passed_on(equation, inner, tables)
@@ -249,8 +253,14 @@ def _called_function(equation: JaxprEqn) -> Jaxpr | None:
 def _passed_on(equation: JaxprEqn, inner: Jaxpr, tables: Tables) -> dict[Var, int]:
     """The tables by the variables of the called function."""
     pairs = zip(inner.invars, equation.invars, strict=True)
-    return {own: tables[given] for own, given in pairs if _table_of(given, tables) is not None}
+    return {
+        own: tables[given]
+        for own, given in pairs
+        if not isinstance(given, Literal) and given in tables
+    }
 
 
-def _table_of(variable: Var | Literal, tables: Tables) -> int | None:
-    return None if isinstance(variable, Literal) else tables.get(variable)
+def _looked_up_table(equation: JaxprEqn, tables: Tables) -> int | None:
+    """The number of the table that an equation looks up; None for every other equation."""
+    table = equation.invars[0] if equation.primitive is lookup_p else None
+    return None if table is None or isinstance(table, Literal) else tables.get(table)

@@ -23,6 +23,8 @@ class Skipped(NamedTuple):
 
 
 class GuardState(NamedTuple):
+    """The state of `guard`."""
+
     inner: Tree  # the state of the wrapped optimizer
     skipped: Skipped
     in_a_row: jax.Array  # updates skipped since the last one that was applied

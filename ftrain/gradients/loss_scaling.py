@@ -14,6 +14,8 @@ _MAX_SCALE = 2.0**100  # far below the largest float32, so that the loss itself 
 
 
 class LossScaleState(NamedTuple):
+    """The state of `loss_scaling`."""
+
     inner: Tree  # the state of the wrapped optimizer
     loss_scale: jax.Array  # the factor for the next loss
     skipped: Skipped

@@ -1,7 +1,7 @@
 """Means over the parts of a batch: weighted means, and means over replicas."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,7 @@ class WeightedMean:
 
         A value with weight 0 does not count, NaN or not.
         """
-        values = jnp.asarray(values)
-        values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+        values = widen(values)
         if weights is None:
             return cls(jnp.sum(values), jnp.asarray(values.size, values.dtype))
         weights = jnp.broadcast_to(jnp.asarray(weights).astype(values.dtype), values.shape)
@@ -64,7 +63,7 @@ class WeightedMean:
         )
 
 
-def is_weighted(node: Any) -> bool:
+def is_weighted(node: object) -> TypeGuard[WeightedMean]:
     """True for a `WeightedMean`; pass it as `is_leaf` to keep them whole."""
     return isinstance(node, WeightedMean)
 

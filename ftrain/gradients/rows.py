@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +119,7 @@ def to_dense(tree: Tree, like: Tree) -> Tree:
     )
 
 
-def is_rows(node: Any) -> bool:
+def is_rows(node: object) -> TypeGuard[Rows]:
     """True for `Rows`; pass it as `is_leaf` to keep them whole."""
     return isinstance(node, Rows)
 

@@ -1,7 +1,6 @@
 """Optimizers: optax transforms that compute the numbers of TensorFlow 1's optimizers."""
 
-from ftrain.optimizers.adadelta import adadelta
-from ftrain.optimizers.adagrad import adagrad
+from ftrain.optimizers.adagrad import adadelta, adagrad
 from ftrain.optimizers.adam import adam
 from ftrain.optimizers.ftrl import ftrl
 from ftrain.optimizers.gradient_descent import gradient_descent, momentum

@@ -128,10 +128,8 @@ def _are_results_zero(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
         return [all(results) for results in zip(*branches, strict=True)]
     called = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     called = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-    is_call = (
-        isinstance(called, Jaxpr)
-        and name not in ("scan", "while", "shard_map")
-        and len(called.invars) == len(operands)
-        and len(called.outvars) == count
-    )
-    return _are_zero(called, operands) if is_call else [False] * count
+    if not isinstance(called, Jaxpr) or name in ("scan", "while", "shard_map"):
+        return [False] * count
+    if len(called.invars) != len(operands) or len(called.outvars) != count:
+        return [False] * count
+    return _are_zero(called, operands)
