@@ -176,7 +176,7 @@ def _count_examples(batch: Tree) -> int:
     return next(iter(counts.values()))
 
 
-def _is_whole(node: Any) -> bool:
+def _is_whole(node: object) -> bool:
     """True for `Rows` and `WeightedMean`s, which are summed as a whole."""
     return is_rows(node) or is_weighted(node)
 

@@ -121,7 +121,7 @@ def update_if(
     return to_opaque(updates) if is_opaque else updates, state
 
 
-def check_transform(optimizer: Any) -> None:
+def check_transform(optimizer: object) -> None:
     """Raise TypeError if `optimizer` is not an optax transform."""
     if not isinstance(optimizer, optax.GradientTransformation):
         has_method = hasattr(optimizer, "gradient_transformation")

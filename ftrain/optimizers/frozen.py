@@ -83,7 +83,7 @@ def frozen_leaves(
     return _are_zero(traced.jaxpr, [False] * len(traced.jaxpr.invars))
 
 
-def _is_gradient(node: Any) -> bool:
+def _is_gradient(node: object) -> bool:
     return node is None or is_rows(node)
 
 

@@ -148,7 +148,7 @@ def from_rule(
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def _check_state(state: Any, names: list[str]) -> None:
+def _check_state(state: object, names: list[str]) -> None:
     if not isinstance(state, OptimizerState) or set(state.slots) != set(names):
         found = (
             ", ".join(state.slots) if isinstance(state, OptimizerState) else type(state).__name__
