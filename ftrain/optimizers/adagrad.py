@@ -1,11 +1,12 @@
-"""Adagrad and Adadelta: step sizes from the squared gradients seen so far."""
+"""Adagrad: step sizes that shrink with the squared gradients seen so far."""
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.hyperparameters import check_not_negative, check_positive, check_unit
+from ftrain.hyperparameters import check_positive
+from ftrain.optimizers.proximal import from_regularized_rule, shrink
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
@@ -40,41 +41,41 @@ def adagrad(
     )
 
 
-def adadelta(
-    learning_rate: LearningRate = 0.001,
-    rho: float = 0.95,
-    epsilon: float = 1e-8,
+def adagrad_da(
+    learning_rate: LearningRate,
+    initial_gradient_squared_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
     rounding: Rounding = "compensated",
 ) -> optax.GradientTransformationExtraArgs:
-    """Zeiler 2012: a = rho * a + (1 - rho) * g * g; d = g * sqrt(u + epsilon) / sqrt(a + epsilon)
+    """Adagrad with dual averaging: parameters are computed from the sum of all gradients.
 
-    u = rho * u + (1 - rho) * d * d; p -= lr * d
+    Duchi et al. 2011, with t the number of this update, from 1:
+    s += g; a += g * g; p = -lr * shrink(s, l1 * t) / (l2 * t * lr + sqrt(a))
 
     `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
-    check_unit(rho=rho)
-    check_not_negative(epsilon=epsilon)
+    initial_squares = initial_gradient_squared_accumulator_value
+    check_positive(initial_gradient_squared_accumulator_value=initial_squares)
+    l1 = l1_regularization_strength
+    l2 = l2_regularization_strength
 
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
-        del count
-        keep = jnp.asarray(rho, parameter.dtype)
-        squares = slots["accum"] * keep + gradient * gradient * (1 - keep)
-        direction = (
-            jnp.sqrt(slots["accum_update"] + epsilon) * jax.lax.rsqrt(squares + epsilon) * gradient
-        )
-        steps = slots["accum_update"] * keep + direction * direction * (1 - keep)
-        return -rate * direction, {"accum": squares, "accum_update": steps}
+        time = (count + 1).astype(parameter.dtype)
+        total = slots["gradient_accumulator"] + gradient
+        squares = slots["gradient_squared_accumulator"] + gradient * gradient
+        new = -rate * shrink(total, l1 * time) / (l2 * time * rate + jnp.sqrt(squares))
+        return new - parameter, {
+            "gradient_accumulator": total,
+            "gradient_squared_accumulator": squares,
+        }
 
-    return from_rule(
-        rule,
-        learning_rate,
-        slots={"accum": 0.0, "accum_update": 0.0},
-        slot_dtype=slot_dtype,
-        packed=packed,
-        rounding=rounding,
+    slots = {"gradient_accumulator": 0.0, "gradient_squared_accumulator": initial_squares}
+    return from_regularized_rule(
+        rule, learning_rate, slots, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
     )

@@ -40,7 +40,7 @@ def proximal_gradient_descent(
         new = _proximal_point(parameter - rate * gradient, rate, l1, l2)
         return new - parameter, slots
 
-    return _from_regularized_rule(
+    return from_regularized_rule(
         rule, learning_rate, {}, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
     )
 
@@ -75,47 +75,7 @@ def proximal_adagrad(
         return new - parameter, {"accumulator": accumulator}
 
     slots = {"accumulator": initial_accumulator_value}
-    return _from_regularized_rule(
-        rule, learning_rate, slots, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
-    )
-
-
-def adagrad_da(
-    learning_rate: LearningRate,
-    initial_gradient_squared_accumulator_value: float = 0.1,
-    l1_regularization_strength: float = 0.0,
-    l2_regularization_strength: float = 0.0,
-    *,
-    slot_dtype: DTypeLike | None = None,
-    packed: bool | None = None,
-    rounding: Rounding = "compensated",
-) -> optax.GradientTransformationExtraArgs:
-    """Adagrad with dual averaging: parameters are computed from the sum of all gradients.
-
-    Duchi et al. 2011, with t the number of this update, from 1:
-    s += g; a += g * g; p = -lr * shrink(s, l1 * t) / (l2 * t * lr + sqrt(a))
-
-    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
-    """
-    initial_squares = initial_gradient_squared_accumulator_value
-    check_positive(initial_gradient_squared_accumulator_value=initial_squares)
-    l1 = l1_regularization_strength
-    l2 = l2_regularization_strength
-
-    def rule(
-        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
-    ):
-        time = (count + 1).astype(parameter.dtype)
-        total = slots["gradient_accumulator"] + gradient
-        squares = slots["gradient_squared_accumulator"] + gradient * gradient
-        new = -rate * shrink(total, l1 * time) / (l2 * time * rate + jnp.sqrt(squares))
-        return new - parameter, {
-            "gradient_accumulator": total,
-            "gradient_squared_accumulator": squares,
-        }
-
-    slots = {"gradient_accumulator": 0.0, "gradient_squared_accumulator": initial_squares}
-    return _from_regularized_rule(
+    return from_regularized_rule(
         rule, learning_rate, slots, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
     )
 
@@ -130,7 +90,7 @@ def _proximal_point(stepped: jax.Array, rate: jax.Array, l1: float, l2: float) -
     return shrink(stepped, rate * l1) / (1 + l2 * rate)
 
 
-def _from_regularized_rule(
+def from_regularized_rule(
     rule: Rule,
     learning_rate: LearningRate,
     slots: Mapping[str, float],
