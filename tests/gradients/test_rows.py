@@ -101,6 +101,7 @@ def test_the_norm_and_clipping_take_the_values():
     assert clipped["none"] is None
 
 
+@pytest.mark.standard_promotion  # optax
 def test_densify_stands_before_stock_transforms():
     params = {"table": jnp.zeros((10, 2)), "bias": jnp.zeros(2)}
     gradients = {"table": rows_of([1, 5, 1]), "bias": jnp.ones(2)}

@@ -37,6 +37,7 @@ FREEZING = {
 }
 
 
+@pytest.mark.standard_promotion  # optax
 @pytest.mark.parametrize("name", FREEZING)
 def test_frozen_leaves_are_found(name):
     optimizer = FREEZING[name]()

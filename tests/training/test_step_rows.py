@@ -83,6 +83,7 @@ SAME_AS_DENSE = {
 }
 
 
+@pytest.mark.standard_promotion  # optax.adam
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -99,6 +100,7 @@ def test_rows_give_what_whole_tables_give(name, options):
     assert_close(metrics, expected_metrics)
 
 
+@pytest.mark.standard_promotion  # optax.adam
 @pytest.mark.parametrize(
     "optimizer",
     [
