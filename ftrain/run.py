@@ -13,11 +13,11 @@ import optax
 
 from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.data import Piece, Pipeline
+from ftrain.data import Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
     CrashBundle,
-    DataWatch,
+    DataFingerprint,
     LogFile,
     Logging,
     ProgressBar,
@@ -26,7 +26,7 @@ from ftrain.hooks import (
     StopOnNaN,
     SummarySaver,
 )
-from ftrain.hooks.saving import LOCK
+from ftrain.hooks.checkpoint import LOCK
 from ftrain.launching.reporter import reporter_of_this_process
 from ftrain.optimizers import LearningRate
 from ftrain.paths import local_path
@@ -45,36 +45,39 @@ from ftrain.training.compiled_step import axis_of
 from ftrain.training.consensus import LIMIT
 from ftrain.training.loss import LossFunction
 from ftrain.training.options import LoopOptions, check_options
+from ftrain.training.pieces import Piece
 from ftrain.training.record import CONFIG, Ingredients, RunMismatchError, RunRecord, set_aside
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
 
-LOGS = "logs"  # the directory of what processes other than the first have to say
+LOGS = "logs"  # the directory for the logs of processes other than the first
 
 
 class Run(Loop):
-    """A loop that guards against NaN, counts, logs and, in a directory, saves, resumes and writes summaries.
+    """A loop that stops at NaN, measures, logs and, in a directory, saves, resumes, writes summaries.
 
         with ftrain.Run(step, state, data, steps=1000, directory="runs/mine") as run:
             while not run.should_stop():
                 run.advance()
 
-    `advance` takes the steps up to the next one at which a hook is due, or a part of them, in one compiled call; `step`
-    takes exactly one.
+    `advance` takes the steps up to the next one at which a hook is due, or a part of them, in one
+    compiled call; `step` takes exactly one.
 
-    `hooks` come on top; one of a class that is here by default takes the default's place, for instance
-    `CheckpointSaver("runs/mine/checkpoints", when=every(steps=50))`. A new run in the same directory goes on from the
-    newest checkpoint. If that was trained with another step, or other data, RunMismatchError says what differs, before
-    a step is taken; more `steps` are no difference.
+    `hooks` are added to the default ones; a hook of the class of a default one replaces it, for
+    example `CheckpointSaver("runs/mine/checkpoints", when=every(steps=50))`. A new run in the same
+    directory resumes from the newest checkpoint. If that was trained with another step or other data,
+    RunMismatchError lists the differences before a step is taken; more `steps` are allowed.
 
-    After KeyboardInterrupt (Ctrl-C, or a notebook's stop button) the state after the newest step is saved in the
-    directory, before the exception goes on. Without a directory nothing is saved; `run.state` still has it.
+    After KeyboardInterrupt (Ctrl-C, or a notebook's stop button) the state after the newest step is
+    saved in the directory, and the exception is raised again. Without a directory nothing is saved;
+    `run.state` still has it.
 
     Args:
-      accept_changes: resume a run that was trained with something else.
-      overwrite: start again in a directory that holds a run. Nothing is deleted: what the run has written is moved to
-        `directory.1`, or the next number that is free.
+      accept_changes: resume a run that was trained with another step or other data.
+      overwrite: start again in a directory that has a run. Nothing is deleted: the files of the run
+        are moved to `directory.1`, or the next unused number.
+      options: see `LoopOptions`.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Run(Loop):
         scaffold = options.get("scaffold")
         home = None if directory is None else local_path(directory)
         if group is not None and home is not None:
-            group.check_directory(home)  # now, and not when a first save waits for the others
+            group.check_directory(home)  # now, before a first save waits for the others
         waits = scaffold is not None and scaffold.wait_secs is not None
         hooks = _complete(hooks, steps, home, data, writes=not waits)
         if group is not None and not group.is_chief and home is not None:
@@ -118,7 +121,7 @@ class Run(Loop):
         self._overwrite = overwrite
         self._ingredients = Ingredients()
         self._record: RunRecord | None = None
-        self._is_noted = True  # whether the record says what this run is trained with
+        self._is_noted = True  # whether the record describes this run
 
     def _begin(self, after: Exception | None = None) -> None:
         if after is None and self._home is not None:
@@ -142,7 +145,7 @@ class Run(Loop):
             self._note(self._position.piece)
 
     def _check_directory(self, home: Path) -> None:
-        """That the directory holds no run that was trained with something else; with `overwrite`, none at all."""
+        """Raise RunMismatchError if the directory has a different run; with `overwrite` set it aside."""
         is_chief = self._group is None or self._group.is_chief
         if self._overwrite:
             if is_chief:
@@ -172,7 +175,7 @@ class Run(Loop):
             self._hook_calls.notice(f"the run in {home} was set aside as {aside}")
 
     def _note(self, piece: Piece) -> None:
-        """Write what the run is trained with, known since its first batch. A run does not fail for want of a note."""
+        """Write the record of the run, whose first batch is known now; failing to do so is no error."""
         batch = jax.tree.map(_shape, piece.batch)
         if piece.count > 1:
             batch = jax.tree.map(
@@ -181,9 +184,9 @@ class Run(Loop):
         try:
             if self._record is not None:
                 self._record.write(jax.tree.map(_shape, self.state), batch)
-        except Exception as error:  # noqa: BLE001 - of the disk, or of a step that can only be taken
+        except Exception as error:  # noqa: BLE001 - of the disk, or of a step that cannot be traced
             self._hook_calls.notice(
-                f"{self._home}: what the run is trained with cannot be noted: {error}"
+                f"{self._home}: the record of the run cannot be written: {error}"
             )
 
     def _savers(self) -> list[CheckpointSaver]:
@@ -223,14 +226,15 @@ def train(
     With a `model_state`, such as the statistics of batch normalisation, the loss function is called
     as `make_step(with_model_state=True)` does.
 
-    Ends after `steps` steps, at the end of the data, or when a hook says so. With a `directory`, a run that was
-    interrupted goes on where its newest checkpoint stands; Ctrl-C saves one before it raises KeyboardInterrupt. Without
-    one, Ctrl-C loses the state: to keep it, use `Run`, whose `state` stays.
+    Ends after `steps` steps, at the end of the data, or when a hook stops it. With a `directory`, an
+    interrupted run resumes from its newest checkpoint; Ctrl-C saves one before it raises
+    KeyboardInterrupt. Without one, Ctrl-C loses the state: to keep it, use `Run`, whose `state` stays.
 
-    A directory that holds a run with another loss, optimizer, data or seed is refused with RunMismatchError;
-    `accept_changes` and `overwrite` are those of `Run`. `averages_of` are patterns for the parameters to average, all
-    of them by default. `clip_global_norm`, `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate`
-    are those of `make_step`; `options` are those of `Loop`, see `LoopOptions`.
+    A directory that has a run with another loss, optimizer, data or seed is refused with
+    RunMismatchError; `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
+    patterns for the parameters to average, all of them by default. `clip_global_norm`,
+    `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate` are those of
+    `make_step`; `options` are those of `Loop`, see `LoopOptions`.
     """
     check_optimizer(optimizer)  # now, before anything is written
     check_arrays("params", params)
@@ -301,7 +305,7 @@ def _complete(
         add_unless_given(SummarySaver(directory))
         add_unless_given(CrashBundle(directory))
         if isinstance(data, Pipeline):
-            add_unless_given(DataWatch(directory, data))
+            add_unless_given(DataFingerprint(directory, data))
     add_unless_given(Logging(), ProgressBar)
     add_unless_given(StopOnNaN())
     add_unless_given(StepCounter(when=_written_when(complete)))
@@ -311,7 +315,7 @@ def _complete(
 
 
 def _written_when(hooks: Sequence[Hook]) -> Trigger:
-    """When metrics are written: speed is measured at the same steps, so that it stands in the same lines."""
+    """When metrics are written: speed is measured at the same steps, to be in the same lines."""
     chosen = [
         hook.when for kind in (Logging, SummarySaver) for hook in hooks if isinstance(hook, kind)
     ]

@@ -12,7 +12,7 @@ from ftrain.checkpoints import CheckpointManager
 from ftrain.hooks import (
     CheckpointSaver,
     CrashBundle,
-    DataWatch,
+    DataFingerprint,
     Evaluator,
     Logging,
     StepCounter,
@@ -115,7 +115,7 @@ def test_going_on_with_other_data_is_refused_and_told_if_accepted(pipeline, tmp_
     with pytest.raises(ftrain.training.RunMismatchError, match=f"data: {told}"):
         run(other, 30)
     with pytest.warns(
-        UserWarning, match=f"goes on at step 20 with other data than it began with: {told}"
+        UserWarning, match=f"resumes at step 20 with other data than it started with: {told}"
     ):
         run(other, 30, accept_changes=True)
 
@@ -142,7 +142,7 @@ def test_a_hook_takes_the_place_of_the_default_of_its_class(pipeline, tmp_path):
         StopOnNaN,
         StepCounter,
         CrashBundle,
-        DataWatch,
+        DataFingerprint,
         Logging,
         SummarySaver,
         CheckpointSaver,

@@ -14,7 +14,7 @@ import typer
 
 from ftrain.checkpoints import latest_checkpoint, open_reader
 from ftrain.checkpoints.array_values import compare_values
-from ftrain.hooks.ledger import Line, first_difference, read_ledger
+from ftrain.hooks.diagnostics import Line, first_difference, read_digest_log
 from ftrain.launching import LaunchSpec, Screen
 from ftrain.launching.child_environment import child_environments, open_lifeline
 from ftrain.launching.child_processes import ChildGroup
@@ -75,7 +75,7 @@ class KillTest:
         with self._open_group(self._straight) as group:
             late = group.wait(PATIENCE)
         self._check_exits(group, late, self._straight)
-        lines, _ = read_ledger(self._straight / _LEDGER)
+        lines, _ = read_digest_log(self._straight / _LEDGER)
         for line in lines:
             self._expected[line["step"]] = self._expected.get(line["step"], {}) | line
         self._steps = max(self._expected)
@@ -96,7 +96,7 @@ class KillTest:
             self._check_exits(group, late, self._killed)
         self.kills += kill is not None
         self.inside += kill is not None and kill.inside
-        lines, self._read = read_ledger(self._killed / _LEDGER, self._read)
+        lines, self._read = read_digest_log(self._killed / _LEDGER, self._read)
         latest = latest_checkpoint(self._killed / "checkpoints")
         start, end = (lines[0]["step"], lines[-1]["step"]) if lines else (0, 0)
         self.resumed += start > 0
@@ -156,7 +156,7 @@ class KillTest:
         position = self._read
         target = None
         while group.is_complete:
-            lines, position = read_ledger(self._killed / _LEDGER, position)
+            lines, position = read_digest_log(self._killed / _LEDGER, position)
             if lines and target is None:
                 start = lines[0]["step"]
                 target = self._random.randint(start, start + max(1, (self._steps - start) // 4))

@@ -84,7 +84,7 @@ def _train(
 
     from ftrain.cli.distributed import build_chief_first, claim_directory, injected_faults
     from ftrain.cli.first_step import FirstStep
-    from ftrain.hooks import Ledger, ProgressBar
+    from ftrain.hooks import DigestLog, ProgressBar
     from ftrain.run import Run
     from ftrain.tree import count_elements
 
@@ -96,7 +96,7 @@ def _train(
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
     started = time.monotonic()
     hooks = [*job.hooks(bar), FirstStep(process_started)]
-    hooks += [Ledger(ledger)] if ledger else []
+    hooks += [DigestLog(ledger)] if ledger else []
     faults = injected_faults(job.directory, group.index)
     hooks += [faults] if faults else []
     options = job.loop_options | {"group": group}

@@ -5,9 +5,8 @@ from ftrain.data.batching import Buckets, example_lengths
 from ftrain.data.map_filter import FilterSource, MapSource
 from ftrain.data.mixing import ConcatSource, MixSource
 from ftrain.data.padding import Pad
-from ftrain.data.pieces import Piece, stack
 from ftrain.data.pipeline import Pipeline
-from ftrain.data.prefetch import Prefetcher, feed, feed_pieces
+from ftrain.data.prefetch import Prefetcher, feed
 from ftrain.data.records import ArrayRecordSource, RecordSource
 from ftrain.data.source import GrainSource, RangeSource, Source, WindowSource
 from ftrain.data.stream import Stream
@@ -23,7 +22,6 @@ __all__ = [
     "MapSource",
     "MixSource",
     "Pad",
-    "Piece",
     "Pipeline",
     "Prefetcher",
     "RangeSource",
@@ -34,6 +32,4 @@ __all__ = [
     "WindowSource",
     "example_lengths",
     "feed",
-    "feed_pieces",
-    "stack",
 ]

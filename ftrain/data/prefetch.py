@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 from ftrain.coordination import Coordinator, EndOfData, LooperThread
-from ftrain.data.pieces import Piece, Put, pieces
 from ftrain.data.pipeline import Pipeline
-from ftrain.data.shapes import ShapeWatch
+from ftrain.data.read_ahead import read_steps
 from ftrain.data.source import size_of
 
 DEPTH = 4  # prefetched lists of items
@@ -30,23 +29,13 @@ def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Feed[Any]":
     resumed run sees different batches than an uninterrupted one.
     """
     closed = threading.Event()
-    made = pieces(check_data(data), start, itertools.repeat(1), stopped=closed.is_set)
-    return Feed(Prefetcher(([piece.batch for piece in several] for several in made), closed=closed))
-
-
-def feed_pieces(
-    data: Pipeline | Iterable[Any],
-    start: int,
-    lengths: Iterator[int],
-    put: Put,
-    *,
-    shapes: ShapeWatch | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> "Prefetcher[Piece]":
-    """Prefetch as `feed` does, for calls of a compiled step that take several steps each."""
-    closed = threading.Event()
-    made = pieces(check_data(data), start, lengths, put, shapes, stopped=closed.is_set)
-    return Prefetcher(made, stop=stop, closed=closed)
+    check_data(data)
+    if isinstance(data, Pipeline):
+        results = read_steps(data, start, itertools.repeat(1), closed.is_set)
+        lists = (result.batches for result in results)
+    else:
+        lists = ([batch] for batch in data)
+    return Feed(Prefetcher(lists, closed=closed))
 
 
 def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
@@ -61,6 +50,14 @@ def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
             f"data must be a Pipeline or an iterable of batches, got {type(data).__name__}"
         )
     return data
+
+
+def bytes_of(batch: Any) -> int:
+    """The bytes of the arrays of a batch."""
+    leaves = [leaf for leaf in jax.tree.leaves(batch) if hasattr(leaf, "nbytes")]
+    return sum(
+        size_of({"": leaf}) if isinstance(leaf, np.ndarray) else leaf.nbytes for leaf in leaves
+    )
 
 
 class Feed(Generic[T]):
@@ -90,7 +87,8 @@ class Prefetcher(Generic[T]):
     The thread prepares lists until `depth` of them are ready, and resumes when half of those are
     used up: so it wakes up less often than items are taken. An error of the iterator is raised by
     `next`, after the items before it. While `next` waits it polls `stop`, and raises EndOfData once
-    that returns True. `close` sets the event `closed`, which the iterator may watch.
+    that returns True. `close` sets the event `closed`, which the iterator may watch. `size` returns
+    the bytes of an item.
     """
 
     def __init__(
@@ -99,11 +97,13 @@ class Prefetcher(Generic[T]):
         depth: int = DEPTH,
         stop: Callable[[], bool] = lambda: False,
         closed: threading.Event | None = None,
+        size: Callable[[T], int] = bytes_of,
     ):
         self._lists = lists
         self._depth = depth
         self._stop = stop
         self._closed = closed or threading.Event()
+        self._size = size
         self._ready: deque[list[T]] = deque()
         self._changed = threading.Condition()
         self._is_full = False
@@ -168,7 +168,9 @@ class Prefetcher(Generic[T]):
             return
         with self._changed:
             self._ready.append(made)
-            self._is_full = len(self._ready) >= (self._depth if _bytes_of(made) < LARGE else 2)
+            self._is_full = len(self._ready) >= (
+                self._depth if sum(map(self._size, made)) < LARGE else 2
+            )
             self._changed.notify_all()
             while self._is_full and not self._coordinator.should_stop():
                 self._changed.wait()
@@ -177,11 +179,3 @@ class Prefetcher(Generic[T]):
         with self._changed:
             self._coordinator.request_stop(error)
             self._changed.notify_all()
-
-
-def _bytes_of(items: list[Any]) -> int:
-    batches = [item.batch if isinstance(item, Piece) else item for item in items]
-    leaves = [leaf for leaf in jax.tree.leaves(batches) if hasattr(leaf, "nbytes")]
-    return sum(
-        size_of({"": leaf}) if isinstance(leaf, np.ndarray) else leaf.nbytes for leaf in leaves
-    )

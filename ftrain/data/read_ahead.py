@@ -1,6 +1,7 @@
 """Read-ahead: the batches of a pipeline, read by threads or worker processes, yielded in order."""
 
 import functools
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -8,7 +9,11 @@ from dataclasses import dataclass
 
 from ftrain.data.executors import Executor, Inline, Result, Threads, Workers
 from ftrain.data.pipeline import Pipeline
-from ftrain.data.source import Batch, describe
+from ftrain.data.source import Batch, describe, size_of
+
+CHUNK_BYTES = 1 << 20  # small batches are read several at a time, up to this many bytes
+CHUNK_STEPS = 64  # and this many steps
+CHUNK_SECONDS = 0.02  # and this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,19 @@ def read(pipeline: Pipeline, request: ReadRequest) -> ReadResult:
         else pipeline.split(request.step, request.count)
     )
     return ReadResult(request, batches, is_stacked, time.perf_counter() - start)
+
+
+def read_steps(
+    pipeline: Pipeline, step: int, lengths: Iterator[int], stopped: Callable[[], bool]
+) -> Iterator[ReadResult]:
+    """Read ahead from `step` on, for calls that take the given numbers of steps.
+
+    The steps of a call are read together, and several single steps: few large reads are cheaper.
+    """
+    chunk = _Chunk()
+    for result in read_ahead(pipeline, _requests(pipeline, step, lengths, chunk), stopped):
+        chunk.adapt(result)
+        yield result
 
 
 def read_ahead(
@@ -84,3 +102,34 @@ def _finish(request: ReadRequest, result: Result, executor: Executor) -> Iterato
             yield executor.submit(ReadRequest(step, 1, stacked=False))()
     else:
         yield finished
+
+
+def _requests(
+    pipeline: Pipeline, step: int, lengths: Iterator[int], chunk: "_Chunk"
+) -> Iterator[ReadRequest]:
+    """Yield the reads for calls of the given lengths, up to the end of the data."""
+    for length, run in itertools.groupby(lengths):
+        while calls := len(list(itertools.islice(run, chunk.steps if length == 1 else 1))):
+            count = calls * length
+            if pipeline.steps is not None and step + count > pipeline.steps:
+                if step < pipeline.steps:
+                    yield ReadRequest(step, pipeline.steps - step, stacked=False)
+                return
+            yield ReadRequest(step, count, stacked=length > 1)
+            step += count
+
+
+class _Chunk:
+    """The number of single steps read together: it grows while reads are fast and small."""
+
+    def __init__(self) -> None:
+        self.steps = 1
+
+    def adapt(self, result: ReadResult) -> None:
+        if result.request.stacked or result.request.count < self.steps:
+            return
+        most = min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size_of(result.batches[0]), 1)))
+        if result.seconds < CHUNK_SECONDS / 4:
+            self.steps = min(2 * self.steps, most)
+        elif result.seconds > CHUNK_SECONDS:
+            self.steps = max(self.steps // 2, 1)

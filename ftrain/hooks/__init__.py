@@ -1,29 +1,25 @@
-"""The hooks that come with ftrain."""
+"""The hooks that come with ftrain: stopping, logging, saving, summaries, evaluation, profiling."""
 
-from ftrain.hooks.calling import Callback, FeedBatch, FinalOps
+from ftrain.hooks.callback import Callback, FeedBatch, FinalOps
+from ftrain.hooks.checkpoint import CheckpointSaver, SaveListener, WaitForStep
 from ftrain.hooks.console import LogFile, Logging, ProgressBar
-from ftrain.hooks.counting import StepCounter
-from ftrain.hooks.crashing import CrashBundle
-from ftrain.hooks.data_watch import DataWatch
+from ftrain.hooks.diagnostics import CrashBundle, DataFingerprint, DigestLog
 from ftrain.hooks.evaluating import Evaluator
 from ftrain.hooks.faults import Faults
-from ftrain.hooks.ledger import Ledger
 from ftrain.hooks.profiling import Profiler
-from ftrain.hooks.saving import CheckpointSaver, SaveListener
 from ftrain.hooks.stopping import NotFiniteError, StopAtStep, StopOnNaN, StopWhen
-from ftrain.hooks.waiting import WaitForStep
-from ftrain.hooks.writing import SummarySaver
+from ftrain.hooks.summary import StepCounter, SummarySaver
 
 __all__ = [
     "Callback",
     "CheckpointSaver",
     "CrashBundle",
-    "DataWatch",
+    "DataFingerprint",
+    "DigestLog",
     "Evaluator",
     "Faults",
     "FeedBatch",
     "FinalOps",
-    "Ledger",
     "LogFile",
     "Logging",
     "NotFiniteError",

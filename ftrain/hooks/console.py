@@ -1,4 +1,4 @@
-"""Hooks that tell a person how the run is going."""
+"""Hooks that show the progress of a run: log lines, a log file, a progress bar."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ftrain.hooks.counting import Speed
+from ftrain.hooks.summary import Speed
 from ftrain.paths import local_path
 from ftrain.training import Hook, Report, Trigger, every
 from ftrain.training.hook import WRITE, Value
@@ -27,15 +27,15 @@ def _print(line: str) -> None:
         print(line, flush=True)
     except (
         BrokenPipeError
-    ):  # Ctrl-C also ended the `tee` that was listening: go on, there is a state to save
+    ):  # Ctrl-C also ended the `tee` that was reading, but there is a state to save
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Logging(Hook):
-    """Write a line with the metrics when it is time and, unless that has just been done, at the end.
+    """Write a line with the metrics at the steps that `when` chooses, and at the end of the run.
 
-    The reference writes the last line twice if its step is due. What other hooks publish gets a line too. `metrics` are
-    the names to show, all of them if it is None; `format` makes the text of a line.
+    TensorFlow 1 writes the last line twice if its step is due. Published values get a line too.
+    `metrics` are the names to show, all of them if it is None; `format` makes the text of a line.
     """
 
     needs_state = False
@@ -51,10 +51,13 @@ class Logging(Hook):
         write: Callable[[str], None] = _print,
         format: Callable[[Mapping[str, Value]], str] | None = None,
     ):
-        self.metrics, self.when, self.at_end, self.write = metrics, when, at_end, write
+        self.metrics = metrics
+        self.when = when
+        self.at_end = at_end
+        self.write = write
         self.format = format or format_values
         self._logged = 0  # the step of the newest line
-        self._looked = False  # whether all names were looked for
+        self._has_checked = False  # whether the step has all names
 
     def begin(self, report: Report) -> None:
         report.listen(published=self._write_values, notice=self.show)
@@ -64,12 +67,13 @@ class Logging(Hook):
 
     def after_step(self, report: Report) -> None:
         values = report.values()
-        if not self._looked:  # for names that are misspelt
-            self._looked = True
+        if not self._has_checked:  # names may be misspelt
+            self._has_checked = True
             missing = [name for name in self.metrics or () if name not in values]
             if missing:
                 report.notice(
-                    f"to be logged, and not there yet: {', '.join(missing)}; there are {', '.join(values)}"
+                    f"cannot log {', '.join(missing)} at step {report.step}; there are "
+                    f"{', '.join(values)}"
                 )
         self._write_values(report.step, values)
         self._logged = report.step
@@ -92,7 +96,7 @@ class Logging(Hook):
 
 
 class LogFile(Logging):
-    """Write the lines of `Logging` to the end of a file: for the processes of a job that do not write for all."""
+    """Append the lines of `Logging` to a file, for the processes of a job other than the first."""
 
     chief_only = False
 
@@ -101,7 +105,7 @@ class LogFile(Logging):
         self.path = local_path(path)
 
     def _append(self, line: str) -> None:
-        with suppress(OSError), self._open() as file:  # a run does not fail for want of a log
+        with suppress(OSError), self._open() as file:  # a missing log is no reason to fail
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     def _open(self) -> IO[str]:
@@ -110,7 +114,7 @@ class LogFile(Logging):
 
 
 class ProgressBar(Hook):
-    """A bar with step, loss, learning rate, speed and time left; above it a line for what other hooks publish.
+    """A bar with step, loss, learning rate, speed and time left; published values above it.
 
     A step without a loss shows its first metrics instead.
     """
@@ -175,7 +179,7 @@ class _Steps(ProgressColumn):
 
 
 def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
-    """What a bar has room for: the loss, or else the first metrics, and the learning rate if it is known."""
+    """The values in a bar: the loss, or else the first metrics, and the learning rate if known."""
     numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
     rate = numbers.pop("learning_rate", math.nan)
     first = (
@@ -187,7 +191,7 @@ def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def format_values(values: Mapping[str, Value]) -> str:
-    """Numbers on one line, each text on lines of its own below.
+    """Format numbers on one line, and each text on its own lines below.
 
     >>> format_values({"loss": 0.123456, "steps": 1000.0, "sample": "def f():"})
     'loss 0.1235, steps 1000\\n  sample: def f():'
@@ -202,7 +206,7 @@ def format_values(values: Mapping[str, Value]) -> str:
 
 
 def _format(name: str, value: float) -> str:
-    """A number with its name; a speed with a prefix, because it may have many digits."""
+    """Format a number with its name; a large speed with a prefix."""
     if name.endswith("_per_second"):
         for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
             if value >= max(size, 1e4):

@@ -1,4 +1,4 @@
-"""The hook that evaluates."""
+"""The hook that evaluates during training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from ftrain.tree import Tree
 
 
 class Evaluator(Hook):
-    """Publish what `evaluate(params)` returns, each name prefixed by `eval/`, when it is time and at the end.
+    """Publish what `evaluate(params)` returns, as `eval/...`, at chosen steps and at the end.
 
-    A run that was interrupted is not evaluated at its end. Its last checkpoint knows which step was evaluated last, so
-    a run that is started again with nothing left to do is evaluated if that step was not.
+    An interrupted run is not evaluated at its end. The checkpoint has the step that was evaluated
+    last, so a restarted run with no steps left is evaluated if its last step was not.
     """
 
     def __init__(
@@ -23,7 +23,9 @@ class Evaluator(Hook):
         when: Trigger = every(steps=1000),
         use_averages: bool = False,
     ):
-        self.evaluate, self.when, self.use_averages = evaluate, when, use_averages
+        self.evaluate = evaluate
+        self.when = when
+        self.use_averages = use_averages
         self._evaluated: int | None = None  # the step of the newest evaluation
 
     def begin(self, report: Report) -> None:
@@ -40,7 +42,7 @@ class Evaluator(Hook):
         self._evaluated = state["evaluated"]
 
     def measure(self, state: TrainState) -> dict[str, Value]:
-        """What the evaluation of a state gives, under the names it is published by."""
+        """Evaluate a state; return the values under the names they are published by."""
         params = state.params
         if self.use_averages:
             params = averaged(state.averages, state.params)
@@ -57,5 +59,5 @@ class Evaluator(Hook):
 
     def end(self, report: Report) -> None:
         if self._evaluated != report.step and not report.interrupted:
-            report.save()  # whoever kills the process during a long evaluation must not cost it any steps
+            report.save()  # a process that is killed during a long evaluation loses no steps
             self.after_step(report)

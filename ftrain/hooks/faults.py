@@ -1,4 +1,4 @@
-"""The hook that makes things go wrong, to see what becomes of a job."""
+"""The hook that injects faults, to test how a job recovers."""
 
 import os
 import resource
@@ -18,13 +18,13 @@ from ftrain.training.loss import Batch
 
 
 class Faults(Hook):
-    """Perform each fault in process `rank` after its step; those of data, in the input of their step.
+    """Inject each fault in process `rank` after its step; faults of data, in the input of the step.
 
-    What has happened is noted in the file `note`, so that a job that is started again does not meet it again.
+    Injected faults are written to the file `log`, so a restarted job does not repeat them.
     """
 
-    def __init__(self, faults: Sequence[Fault], rank: int, note: Path):
-        happened = note.read_text().splitlines() if note.exists() else []
+    def __init__(self, faults: Sequence[Fault], rank: int, log: Path):
+        happened = log.read_text().splitlines() if log.exists() else []
         own = [
             fault
             for fault in faults
@@ -32,12 +32,13 @@ class Faults(Hook):
         ]
         self._of_data = [fault for fault in own if fault.kind in _OF_DATA]
         self._others = [fault for fault in own if fault.kind not in _OF_DATA]
-        self._rank, self._note = rank, note
+        self._rank = rank
+        self._log = log
         self.changes_data = bool(self._of_data)
         self.when = at(*(fault.step for fault in self._others)) if self._others else never()
 
     def prepare(self, step: int, batch: Batch) -> Batch:
-        """Perform the faults in the data of a step; an option of the loop, see `LoopOptions`."""
+        """Inject the faults in the data of a step; the option `prepare` of a loop."""
         for fault in [each for each in self._of_data if each.step == step]:
             self._remember(fault)
             batch = _OF_DATA[fault.kind](fault, batch)
@@ -50,8 +51,8 @@ class Faults(Hook):
             _OTHERS[fault.kind](fault)
 
     def _remember(self, fault: Fault) -> None:
-        self._note.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._note, "a") as file:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._log, "a") as file:
             file.write(_line(fault, self._rank) + "\n")
 
 
@@ -64,11 +65,11 @@ def _slow(fault: Fault, batch: Batch) -> Batch:
     return batch
 
 
-def _spoil(fault: Fault, batch: Batch) -> Batch:
+def _fill_with_nan(fault: Fault, batch: Batch) -> Batch:
     del fault
     floats = [leaf for leaf in jax.tree.leaves(batch) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     if not floats:
-        raise ValueError("the fault nan: a batch without floating-point numbers cannot hold one")
+        raise ValueError("the fault nan needs a batch with floating-point numbers")
     return jax.tree.map(
         lambda leaf: (
             np.full_like(leaf, np.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
@@ -83,14 +84,14 @@ def _hang(fault: Fault) -> None:
 
 
 def _fill_disk(fault: Fault) -> None:
-    """From now on no file of this process can grow, as on a disk that is full."""
+    """From now on no file of this process can grow, as on a full disk."""
     del fault
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 
 
-_OF_DATA: dict[str, Callable[[Fault, Any], Any]] = {"slow_data": _slow, "nan": _spoil}
+_OF_DATA: dict[str, Callable[[Fault, Any], Any]] = {"slow_data": _slow, "nan": _fill_with_nan}
 _OTHERS: dict[str, Callable[[Fault], None]] = {
     "kill": lambda fault: os.kill(os.getpid(), signal.SIGKILL),
     "freeze": lambda fault: os.kill(os.getpid(), signal.SIGSTOP),

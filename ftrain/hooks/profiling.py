@@ -1,4 +1,4 @@
-"""The hook that profiles."""
+"""The hook that traces steps for TensorBoard's profile page."""
 
 import itertools
 import math
@@ -13,20 +13,18 @@ import jax
 from ftrain.paths import local_path
 from ftrain.training import Hook, Report, Trigger
 
-PROFILES = Path(
-    "plugins", "profile"
-)  # where TensorBoard's profile page looks, one directory for each trace
+PROFILES = Path("plugins", "profile")  # where TensorBoard looks: one directory per trace
 
 
 class Profiler(Hook):
-    """Trace `steps` steps from each of the steps in `at_steps` on, for TensorBoard's profile page.
+    """Trace `steps` steps, starting at each step of `at_steps`, for TensorBoard's profile page.
 
-    With `every_steps`, in place of `at_steps`, that is from each multiple of it on. Without both, from step 10 on.
+    With `every_steps` instead of `at_steps`, start at each multiple of it. The default is step 10.
 
-    Each trace is in a directory of its own that names its first step, `plugins/profile/step_00000010` in `directory`;
-    one of an earlier attempt of the run stays, and the new one is `step_00000010_2`. A trace that the end of the run or
-    an exception cuts short is written too. A run that is resumed between two traced steps traces the rest of them.
-    pip install xprof adds the page to TensorBoard.
+    Each trace has a directory named after its first step, `plugins/profile/step_00000010` in
+    `directory`; a trace of an earlier attempt is kept, and the new one is `step_00000010_2`. A
+    trace is also written if the run ends or fails during it. A run that resumes between two traced
+    steps traces the rest of them. `pip install xprof` adds the page to TensorBoard.
     """
 
     chief_only = True
@@ -59,7 +57,7 @@ class Profiler(Hook):
         self.directory = local_path(directory)
         self.when: Trigger = _Windows(starts, every_steps, steps)
         self._windows = self.when
-        self._traced: int | None = None  # the first step of the trace that is being taken
+        self._traced: int | None = None  # the first step of the current trace
 
     def begin(self, report: Report) -> None:
         self.close()
@@ -77,10 +75,11 @@ class Profiler(Hook):
         self._stop()
 
     def _stop(self, *, keep: bool = True) -> None:
-        """End the trace that is being taken, if there is one, and write it."""
+        """End the current trace, if there is one, and write it."""
         if self._traced is None:
             return
-        step, self._traced = self._traced, None
+        step = self._traced
+        self._traced = None
         jax.profiler.stop_trace()
         if keep:
             self._put_in_place(step)
@@ -93,20 +92,18 @@ class Profiler(Hook):
         shutil.rmtree(self._staged, ignore_errors=True)
         try:
             jax.profiler.start_trace(self._staged)
-        except (
-            RuntimeError
-        ) as error:  # there is one profiler in a process, and the user's own code may be using it
+        except RuntimeError as error:  # a process has one profiler, and the user may be using it
             report.notice(f"step {report.step + 1} is not profiled: {error}")
         else:
             self._traced = report.step + 1
 
     @property
     def _staged(self) -> Path:
-        """Where jax writes: it names traces by the second, so two of one second would be one."""
+        """Where JAX writes: it names traces by the second, so two of one second would be mixed."""
         return self.directory / f".profiling.{os.getpid()}"
 
     def _put_in_place(self, step: int) -> None:
-        """Give a trace its name, without ever taking one that is in use."""
+        """Rename a trace to a name that is not used yet."""
         profiles = self.directory / PROFILES
         profiles.mkdir(parents=True, exist_ok=True)
         for trace in (self._staged / PROFILES).glob("*"):

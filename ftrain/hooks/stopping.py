@@ -1,4 +1,4 @@
-"""Hooks that end a run."""
+"""Hooks that stop a run: at a step, when a metric says so, or when one becomes NaN."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from ftrain.training.hook import GUARD, Value
 from ftrain.training.metrics import NAN_IF_UNKNOWN, UnknownMetricError
 from ftrain.training.stopping import DATA_ENDED
 
-WATCHED = ("loss", "gradient_norm")  # what StopOnNaN watches if the step has one of them
+WATCHED = ("loss", "gradient_norm")  # metrics that StopOnNaN watches by default
 
 
 class NotFiniteError(RuntimeError):
@@ -25,11 +25,12 @@ class NotFiniteError(RuntimeError):
 
 
 class StopAtStep(Hook):
-    """Stop after step `last_step`, or after `num_steps` more than the run starts with.
+    """Stop after step `last_step`, or after `num_steps` steps.
 
-    A run that has reached that step takes no step at all, where TensorFlow 1 would take one. As there, `num_steps` are
-    counted from where the hook was first used, also if the run recovers or the hook is used again. That is not stored
-    in a checkpoint: a run that is resumed by another process takes `num_steps` again. `last_step` is for a total.
+    A run that has reached that step takes no step; TensorFlow 1 takes one. As there, `num_steps`
+    are counted from the step where the hook was first used, also if the run recovers or the hook is
+    used again. That step is not saved: a run that another process resumes takes `num_steps` again.
+    Use `last_step` for a total.
     """
 
     def __init__(self, last_step: int | None = None, *, num_steps: int | None = None):
@@ -38,7 +39,8 @@ class StopAtStep(Hook):
         for what, value in (("the last step", last_step), ("num_steps", num_steps)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{what} must be a whole number >= 1, got {value}")
-        self.last_step, self.num_steps = last_step, num_steps
+        self.last_step = last_step
+        self.num_steps = num_steps
         self.when = never() if last_step is None else at(last_step)
 
     def begin(self, report: Report) -> None:
@@ -57,13 +59,13 @@ class StopAtStep(Hook):
 
 
 class StopWhen(Hook):
-    """Stop early: when a metric reaches `threshold`, or has not improved for `patience` looks at it.
+    """Stop early: when a metric reaches `threshold`, or has not improved `patience` times in a row.
 
-    It looks at the metrics of the steps that `when` chooses and, whenever they come, at values that other hooks
-    publish, such as "eval/accuracy". An evaluation at the end of the run does not count.
+    It checks the metrics of the steps that `when` chooses, and values that other hooks publish,
+    such as "eval/accuracy", at any step. An evaluation at the end of the run does not count.
 
-    What it has seen is stored in each checkpoint. A resumed run stops where it would have stopped without the
-    interruption, and one that was stopped takes no further step when it is started again, unless `patience` or
+    Its memory is saved in each checkpoint. A resumed run stops where the uninterrupted run would
+    have stopped. A stopped run takes no further step when it is started again, unless `patience` or
     `threshold` now allow it.
     """
 
@@ -83,21 +85,25 @@ class StopWhen(Hook):
             raise ValueError(f"patience must be >= 1, got {patience}")
         if mode not in ("min", "max"):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')
-        self.metric, self.patience, self.threshold, self.when = metric, patience, threshold, when
-        self.mode, self.least_change = mode, least_change
+        self.metric = metric
+        self.patience = patience
+        self.threshold = threshold
+        self.when = when
+        self.mode = mode
+        self.least_change = least_change
         self.label = f"{metric}, {mode}"
         self._sign = 1.0 if mode == "min" else -1.0  # the smaller, the better
-        self._goal = self._best = (
-            math.inf
-        )  # what must be beaten, and the best so far, both times the sign
-        self._looks = 0  # since the goal was beaten
-        self._last: tuple[int, float] | None = None  # the step of the last look, and what was seen
-        self._report: Report | None = None  # of the beginning; it knows whether the run is over
+        self._goal = math.inf  # the value to improve on, times the sign
+        self._best = math.inf  # the best value so far, times the sign
+        self._looks = 0  # without an improvement
+        self._last: tuple[int, float] | None = None  # the step and the value of the last look
+        self._report: Report | None = None  # from `begin`; it stops the run
         self._seen = False
 
     def begin(self, report: Report) -> None:
         report.listen(published=self._look)
-        self._goal = self._best = math.inf
+        self._goal = math.inf
+        self._best = math.inf
         self._looks = 0
         self._last = None
         self._report = report
@@ -111,7 +117,8 @@ class StopWhen(Hook):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._last = state["step"], state["value"]
-        self._goal, self._best = self._sign * state["goal"], self._sign * state["best"]
+        self._goal = self._sign * state["goal"]
+        self._best = self._sign * state["best"]
         self._looks = state["looks"]
         self._seen = True
         self._stop_if_reached()
@@ -129,7 +136,8 @@ class StopWhen(Hook):
         self._last = step, value
         self._best = min(self._best, self._sign * value)
         if self._sign * value < self._goal - self.least_change:
-            self._goal, self._looks = self._sign * value, 0
+            self._goal = self._sign * value
+            self._looks = 0
         else:
             self._looks += 1
         self._stop_if_reached()
@@ -141,12 +149,15 @@ class StopWhen(Hook):
             self._report.stop(reason)
 
     def _reason(self) -> str | None:
-        """Why to stop after the last look, if there is a reason."""
+        """The reason to stop after the last look, if there is one."""
         if self._last is None:
             return None
         step, value = self._last
         if self.threshold is not None and self._sign * value <= self._sign * self.threshold:
-            return f"{self.metric} is {value:.4g} at step {step}, which reaches the threshold {self.threshold:g}"
+            return (
+                f"{self.metric} is {value:.4g} at step {step}, which reaches the threshold "
+                f"{self.threshold:g}"
+            )
         if self.patience is not None and self._looks >= self.patience:
             best = f"its best was {self._sign * self._best:.4g}"
             return f"{self.metric} has not improved {self._looks} times in a row by step {step}; {best}"
@@ -161,18 +172,20 @@ class StopWhen(Hook):
 
 
 class StopOnNaN(Hook):
-    """Raise NotFiniteError, or stop, when a metric stops being finite. Looks at every step, and never waits for one.
+    """Raise NotFiniteError, or stop, when a metric becomes NaN or infinite at any step.
 
-    Without `metrics` it watches `loss` and `gradient_norm`; a step that has neither of them has all its metrics
-    watched, but `learning_rate`, whose NaN means unknown. A name in `metrics` that the step does not have is an error.
+    By default it watches `loss` and `gradient_norm`; of a step that has neither, all metrics except
+    `learning_rate`, where NaN means unknown. A name in `metrics` that the step does not have is an
+    error.
 
-    The gradient is watched beside the loss: it poisons the parameters one step before the loss shows it. A step whose
-    update was skipped, by a guard or by loss scaling, does no harm and is passed over. Infinities count too, which the
-    reference lets pass. As nothing waits, some steps after the one that is named may have been taken; nothing of them
-    is saved, unless the run is told to `"stop"` instead of to `"raise"` and its last metrics are finite again.
+    A non-finite gradient makes the parameters non-finite one step before the loss shows it, so both
+    are watched. A step whose update was skipped, by a guard or by loss scaling, is ignored.
+    TensorFlow 1 ignores infinities. The loop does not wait for this hook, so a few later steps may
+    have been taken; nothing of them is saved, unless `action` is "stop" and the last metrics are
+    finite again.
 
-    With `locate` the step is taken again, from the newest checkpoint or the start, and the first leaf of parameters,
-    metrics or gradients that is not finite is named.
+    With `locate` the step is taken again, from the newest checkpoint or the start, and the error
+    names the first non-finite leaf of parameters, metrics or gradients.
     """
 
     order = GUARD
@@ -189,27 +202,27 @@ class StopOnNaN(Hook):
         self.metrics = (
             None if metrics is None else (metrics,) if isinstance(metrics, str) else tuple(metrics)
         )
-        self.action, self.locate = action, locate
-        self._report: Report | None = None  # of the beginning; it knows how to take steps again
-        self._chosen: tuple[tuple[str, ...], tuple[str, ...]] | None = (
-            None  # names of a step; those watched
-        )
+        self.action = action
+        self.locate = locate
+        self._report: Report | None = None  # from `begin`; it stops the run, and takes steps again
+        self._names: tuple[str, ...] | None = None  # the metrics of a step
+        self._watched: tuple[str, ...] = ()  # those of them that are watched
 
     def begin(self, report: Report) -> None:
         self._report = report
         report.listen(metrics=self._watch)
 
     def _watch(self, metrics: Metrics) -> None:
-        if self._chosen is None or self._chosen[0] != metrics.names:
-            self._chosen = metrics.names, self._choose(metrics.names)
+        if self._names != metrics.names:
+            self._names = metrics.names
+            self._watched = self._choose(metrics.names)
         if np.isfinite(metrics.table()).all():  # this runs for every step, and must be quick
             return
-        watched = self._chosen[1]
-        if np.isfinite([metrics.column(name) for name in watched]).all():
+        if np.isfinite([metrics.column(name) for name in self._watched]).all():
             return
         for step in range(metrics.first, metrics.last + 1):
             row = metrics.row(step)
-            bad = next((name for name in watched if not math.isfinite(row[name])), None)
+            bad = next((name for name in self._watched if not math.isfinite(row[name])), None)
             if bad is not None and not row.get("update_skipped"):
                 self._stop(bad, step, row)
                 return
@@ -229,7 +242,7 @@ class StopOnNaN(Hook):
 
     def _stop(self, name: str, step: int, row: Mapping[str, float]) -> None:
         skipped = row.get("updates_skipped")
-        before = f" after {skipped:.0f} updates that were skipped" if skipped else ""
+        before = f" after {skipped:.0f} skipped updates" if skipped else ""
         found = f"{name} is {row[name]} at step {step}{before}"
         where = f"\n{self._locate(step)}" if self.locate else ""
         if self.action == "stop" and self._report is not None:
@@ -237,9 +250,9 @@ class StopOnNaN(Hook):
             self._report.stop(found + where)
             return
         raise NotFiniteError(
-            f"{found}; nothing of it, or of later steps, is saved.{where}\n"
-            "A smaller learning rate may help, or clip_global_norm, or a guard; StopOnNaN(locate=True) tells where it "
-            "began",
+            f"{found}; neither this step nor later ones are saved.{where}\n"
+            "A smaller learning rate may help, or clip_global_norm, or a guard; "
+            "StopOnNaN(locate=True) finds where it began",
             step,
         )
 
@@ -247,7 +260,7 @@ class StopOnNaN(Hook):
         try:
             found = self._report.past(step).locate() if self._report is not None else []
         except ReplayError as error:
-            return f"Where it began cannot be told: {error}"
+            return f"Where it began is unknown: {error}"
         return (
             f"It began in {found[0]}." if found else "Taken again, the step is finite throughout."
         )

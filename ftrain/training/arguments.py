@@ -1,4 +1,4 @@
-"""Arguments of a run that are not what they should be: named, with the way out."""
+"""Checks of arguments of a run; the errors say what to pass instead."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ import numpy as np
 from ftrain.tree import Tree, leaves_with_names
 
 SHOWN = 3  # leaves in a message
-# How the libraries' own objects become trees of arrays; by module and name, so that none of them is imported here.
+# How objects of libraries become trees of arrays; by module and name, so nothing is imported.
 _FLAX_STATE = ("flax.training.train_state", "TrainState")
 _OBJECTS = {
     _FLAX_STATE: "pass its `params`, and its `tx` as the optimizer",
     (
         "ftrain.training.state",
         "TrainState",
-    ): "pass its `params`; to go on from a state, use ftrain.Run(step, state, data)",
+    ): "pass its `params`; to continue from a state, use ftrain.Run(step, state, data)",
     ("flax.nnx", "Module"): (
         "split it, `graphdef, params = nnx.split(model)`, and in the loss `model = nnx.merge(graphdef, params)`"
     ),
@@ -49,7 +49,7 @@ def check_arrays(what: str, tree: Tree) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise TypeError unless it is an optax transform, or has its two functions."""
+    """Raise TypeError unless it is an optax transform, or has `init` and `update`."""
     if callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None)):
         return
     name = getattr(optimizer, "__name__", None)
@@ -62,7 +62,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def describe_state(state: Any) -> str:
-    """What stands in the place of a state, with the way out if there is one."""
+    """Describe an object that is not a state, and what to pass instead."""
     if _is_a(state, *_FLAX_STATE):
         return "flax's TrainState; make ftrain's, ftrain.TrainState.create(state.params, state.tx)"
     return f"a {type(state).__name__}"
@@ -77,7 +77,7 @@ def _describe(what: str, name: str, leaf: Any) -> str:
 
 
 def _is_array(leaf: Any) -> bool:
-    if isinstance(leaf, (str, bytes, type, np.dtype)):  # which may be the name of a dtype
+    if isinstance(leaf, (str, bytes, type, np.dtype)):  # they may name a dtype
         return False
     try:
         jnp.result_type(leaf)
@@ -87,7 +87,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
-    """Whether a value is an instance of a class of this name, of a module or of those inside of it."""
+    """Whether a value is an instance of the class `name` of `module` or of its submodules."""
     for base in type(value).__mro__:
         is_inside = base.__module__ == module or base.__module__.startswith(f"{module}.")
         if base.__name__ == name and is_inside:

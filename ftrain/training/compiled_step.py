@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.cluster.mesh import BATCH_AXES, MODEL
-from ftrain.data import Piece
 from ftrain.data.shapes import check_integers
 from ftrain.gradients.clipping import shard_global_norm
 from ftrain.gradients.means import Axis
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
+from ftrain.training.pieces import Piece
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
 from ftrain.tree import Tree, named_leaves, wide_dtype

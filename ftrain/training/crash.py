@@ -1,4 +1,4 @@
-"""The crash bundle: all that is needed to take a step that failed again."""
+"""The crash bundle: everything that is needed to take a failed step again."""
 
 import importlib.metadata
 import json
@@ -23,16 +23,18 @@ from ftrain.training.state import TrainState
 from ftrain.tree import named_leaves
 
 CRASHES = "crash"  # the directory of bundles, inside a run's
-_FACTS, _BATCH, _STATE = "crash.json", "batch.npz", "state"
+_FACTS = "crash.json"
+_BATCH = "batch.npz"
+_STATE = "state"
 _VERSIONS = ("ftrain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 
 
 @dataclass(frozen=True)
 class Crash:
-    """A bundle as it stands on disk."""
+    """A crash bundle on disk."""
 
     directory: Path
-    facts: Mapping[str, Any]  # what crash.json says
+    facts: Mapping[str, Any]  # the contents of crash.json
 
     @property
     def step(self) -> int:
@@ -40,13 +42,13 @@ class Crash:
         return self.facts["step"]
 
     def state(self, like: TrainState) -> TrainState:
-        """The newest state before the step that could be had; its own `step` says of when it is."""
+        """The newest available state before the failed step; see its `step`."""
         if not (self.directory / _STATE).exists():
             raise LookupError(f"{self.directory} has no state: {'; '.join(self.facts['notes'])}")
         return CheckpointManager(self.directory / _STATE).restore(like=like)
 
     def batch(self, like: Batch) -> Batch | None:
-        """What the step was given, in the structure of another batch, if it was kept."""
+        """The batch of the failed step in the structure of `like`; None if it was not kept."""
         if not (self.directory / _BATCH).exists():
             return None
         with np.load(self.directory / _BATCH) as arrays:
@@ -57,7 +59,7 @@ class Crash:
 
 
 def write_crash(run: Path, error: Exception, past: PastStep) -> Crash:
-    """Write the bundle of a step that failed to the run's directory, in the place of an older one of the same step."""
+    """Write the bundle of a failed step to the directory of a run; replace an older one."""
     beside = run / CRASHES / f"{past.step}.new"
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
@@ -85,7 +87,7 @@ def write_crash(run: Path, error: Exception, past: PastStep) -> Crash:
 
 
 def read_crash(run: str | Path, step: int | None = None) -> Crash:
-    """The bundle of a step, or the newest one; LookupError if there is none.
+    """Return the bundle of a step, or the newest one; raise LookupError if there is none.
 
     crash = read_crash("runs/mine")
     state = crash.state(like=TrainState.create(...))  # its step may be some before crash.step
@@ -118,7 +120,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What a step was computed with."""
+    """The versions of the libraries, the platform and the devices."""
     found = {name: importlib.metadata.version(name) for name in _VERSIONS}
     devices = f"{jax.device_count()} {jax.devices()[0].device_kind}"
     return found | {
@@ -129,7 +131,7 @@ def versions() -> dict[str, str]:
 
 
 def _typed(array: np.ndarray, like: Any) -> np.ndarray:
-    """What was read from a file of numpy's, which does not know the names of types such as bfloat16."""
+    """An array read from a file, in its dtype: numpy's files do not know types such as bfloat16."""
     return array.view(like.dtype) if array.dtype.kind == "V" else array
 
 
@@ -139,7 +141,7 @@ def _keep_batch(directory: Path, past: PastStep) -> list[str]:
             f"batch/{name}": np.asarray(leaf) for name, leaf in named_leaves(past.batch()).items()
         }
         np.savez(directory / _BATCH, **arrays)
-    except (ReplayError, TypeError) as reason:  # it is gone, or no file can hold it
+    except (ReplayError, TypeError) as reason:  # it is lost, or cannot be written
         return [f"the batch is not kept: {reason}"]
     return []
 

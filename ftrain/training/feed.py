@@ -1,6 +1,6 @@
 """The feed of a run: batches read ahead by a thread, put on the devices, and taken by the loop.
 
-source -> read-ahead thread (`ftrain.data.feed_pieces`) -> `Feed.take`
+source -> read-ahead thread (`prefetch_pieces`) -> `Feed.take`
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ import jax
 import numpy as np
 
 from ftrain.coordination import EndOfData
-from ftrain.data import Piece, Pipeline, feed_pieces
-from ftrain.data.pieces import Put
+from ftrain.data import Pipeline
 from ftrain.data.shapes import ShapeWatch
 from ftrain.training.consensus import Consensus
 from ftrain.training.fusion import gaps
 from ftrain.training.hook import Hook, Report, feed_batch
 from ftrain.training.loss import Batch
-from ftrain.training.step import CONTRIBUTES
+from ftrain.training.pieces import Piece, Put, prefetch_pieces
+from ftrain.training.replica_reduction import CONTRIBUTES
 from ftrain.training.stopping import DATA_ENDED, Stopping
 from ftrain.training.trigger import Trigger
 
@@ -89,7 +89,7 @@ class Feed:
             return
         self.close()
         self._spare.clear()
-        self._pieces = feed_pieces(
+        self._pieces = prefetch_pieces(
             self._data,
             step,
             _piece_lengths(triggers, step, length),

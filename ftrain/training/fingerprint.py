@@ -1,4 +1,4 @@
-"""Fingerprints: whether a function of arrays computes what it did in another process, on another day."""
+"""Fingerprints: whether a function of arrays computes the same as in another process."""
 
 import dataclasses
 import enum
@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-_LARGE = 1024  # elements from which on a constant counts by its shape alone
+_LARGE = 1024  # elements; of larger constants only the shape counts
 _PASSED_THROUGH = ("sharding_constraint", "device_put", "copy", "copy_p", "optimization_barrier")
 _INLINED = ("jit", "pjit", "closed_call", "core_call")
-_IGNORED = frozenset(  # parameters that say how something is computed, or where it was written down
+_IGNORED = frozenset(  # parameters that do not change the result
     {
         *(
             "name",
@@ -53,21 +53,22 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
 def fingerprint(
     function: Callable[..., Any], *arguments: Any, outputs: int | None = None
 ) -> str | None:
-    """A digest of what `function` computes of arguments like these, or of its first `outputs` leaves.
+    """A digest of what `function` computes, or of the first `outputs` leaves of its result.
 
-    Only shapes and dtypes of the arguments matter. It is the same for the same code in any process: it depends on the
-    operations, their constants and how one feeds the next; not on names, addresses, line numbers, devices, or on the
-    order of operations that do not depend on each other. None if the function cannot be traced.
+    Only shapes and dtypes of the arguments matter. The digest depends on the operations, their
+    constants and the data flow; not on names, addresses, line numbers, devices, or the order of
+    independent operations. So it is the same for the same code in any process. None if the function
+    cannot be traced.
     """
     try:
         closed = jax.make_jaxpr(function)(*arguments)
         return fingerprint_jaxpr(closed, outputs)
-    except Exception:  # noqa: BLE001 - whatever is wrong with the function is raised where it is really called
+    except Exception:  # noqa: BLE001 - the error is raised again where the function is called
         return None
 
 
 def fingerprint_jaxpr(closed: ClosedJaxpr, outputs: int | None = None) -> str:
-    """A digest of a traced function, or of what its first `outputs` results depend on."""
+    """A digest of a traced function, or of its first `outputs` results."""
     inputs = [
         _hash("input", number, _aval(variable))
         for number, variable in enumerate(closed.jaxpr.invars)
@@ -77,14 +78,14 @@ def fingerprint_jaxpr(closed: ClosedJaxpr, outputs: int | None = None) -> str:
 
 
 class _Digest:
-    """Hashes of the values in a jaxpr: each of its operation and of the hashes of the operation's inputs."""
+    """Hashes of the values in a jaxpr: of the operation, and of the hashes of its inputs."""
 
     def __init__(self) -> None:
-        self._known: dict[
-            int, tuple[Any, bytes]
-        ] = {}  # of inner jaxprs, which are kept so that ids stay theirs
+        # Of inner jaxprs by id; they are kept alive, so that ids stay unique.
+        self._known: dict[int, tuple[Any, bytes]] = {}
 
     def results(self, jaxpr: Jaxpr, consts: Iterable[Any], inputs: Iterable[bytes]) -> list[bytes]:
+        """The hashes of the results, given those of the inputs."""
         values: dict[Any, bytes] = dict(zip(jaxpr.constvars, map(_array, consts), strict=True))
         values |= dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -97,7 +98,8 @@ class _Digest:
         return [read(variable) for variable in jaxpr.outvars]
 
     def _apply(self, equation: Any, given: list[bytes]) -> list[bytes]:
-        name, inner = equation.primitive.name, equation.params.get("jaxpr")
+        name = equation.primitive.name
+        inner = equation.params.get("jaxpr")
         if name in _PASSED_THROUGH and len(given) == len(equation.outvars):
             return given
         if name in _INLINED and isinstance(inner, ClosedJaxpr):
@@ -121,7 +123,7 @@ class _Digest:
         return self._known[id(jaxpr)][1]
 
     def _plain(self, value: Any) -> Any:
-        """A parameter of an operation as something whose text is always the same."""
+        """Convert a parameter of an operation to something with a reproducible `repr`."""
         if isinstance(value, (ClosedJaxpr, Jaxpr)):
             return self._inner(value).hex()
         if value is None or isinstance(value, (bool, int, float, complex)):
@@ -144,7 +146,7 @@ class _Digest:
             return [type(value).__name__, *(self._plain(each) for each in value)]
         if isinstance(value, (tuple, list)):
             return [self._plain(each) for each in value]
-        if callable(value):  # its address would differ; of a class this is its name
+        if callable(value):  # its address would differ
             return getattr(value, "__qualname__", type(value).__qualname__)
         if dataclasses.is_dataclass(value):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -154,7 +156,7 @@ class _Digest:
 
 
 def _array(value: Any) -> bytes:
-    """A constant: a small one by its value, a large one, such as a table that the code loads, by its shape."""
+    """The hash of a constant: of its value if it is small, else of its shape."""
     if not isinstance(value, (np.ndarray, np.generic, jax.Array, bool, int, float, complex)):
         return _hash(
             type(value).__name__, getattr(value, "shape", ""), str(getattr(value, "dtype", ""))

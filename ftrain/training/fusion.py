@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ftrain.data import Piece, stack
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.hook_dispatch import IN_FLIGHT, HookDispatch, Position
 from ftrain.training.metrics import Metrics
+from ftrain.training.pieces import Piece, stack
 from ftrain.training.state import TrainState
 from ftrain.training.timing import Timing
 from ftrain.training.trigger import Trigger

@@ -127,8 +127,8 @@ class Report:
     def publish(self, values: Mapping[str, Value]) -> None:
         """Publish values to all hooks.
 
-        Hooks that are called after this one for the same step find them in `values`; the others, and
-        all of them in `end`, get them if they listen, see `listen`.
+        Hooks that are called after this one for the same step find them in `values`; the others,
+        and all of them in `end`, get them if they listen, see `listen`.
         """
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.published.update(plain)
@@ -187,8 +187,8 @@ class Hook:
     loop then waits for the device before the next step. Otherwise the hook is called a few steps
     later, and no time is lost.
 
-    What else a hook wants to know of, such as the metrics of every step or what other hooks publish,
-    it asks for in `begin`, see `Report.listen`. It stops the run with `Report.stop`.
+    What else a hook wants to know of, such as the metrics of every step or what other hooks
+    publish, it asks for in `begin`, see `Report.listen`. It stops the run with `Report.stop`.
 
     A hook with memory returns it from `state` and gets it back through `restore`. It is stored in
     every checkpoint, so a resumed run continues as if it had not been interrupted.

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 
 from ftrain.coordination import Coordinator, call_all
-from ftrain.data import Piece
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.hook import Hook, Listener, Report, StateSaver, Value
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
+from ftrain.training.pieces import Piece
 from ftrain.training.replay import PastStep, Replayer
 from ftrain.training.state import TrainState
 from ftrain.training.stopping import Stopping
@@ -151,7 +151,7 @@ class HookDispatch:
         call_all([functools.partial(end, hook) for hook in self._hooks])
 
     def save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """After Ctrl-C: save the state after the newest step, and note on `interrupt` if that worked."""
+        """After Ctrl-C: save the newest state, and add a note to `interrupt` about it."""
         position = self._position
         if position.state is None:
             return

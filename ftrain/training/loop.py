@@ -1,4 +1,4 @@
-"""The training loop: takes batches, dispatches steps, and calls hooks when the steps are finished."""
+"""The training loop: take batches, dispatch steps, call hooks when the steps are finished."""
 
 import functools
 import threading
@@ -38,9 +38,10 @@ class Loop:
                 loop.advance()
 
     Entering starts the hooks, leaving ends them. After an exception `end` is not called; `close`
-    always is. After KeyboardInterrupt (Ctrl-C, or a notebook's stop button) only the hooks that save
-    are ended: the state after the newest step is saved, then the exception is raised again, and
-    `state` can still be read. StopIteration and EndOfData, raised anywhere, end the run cleanly.
+    always is. After KeyboardInterrupt (Ctrl-C, or a notebook's stop button) only the hooks that
+    save are ended: the state after the newest step is saved, then the exception is raised again,
+    and `state` can still be read. StopIteration and EndOfData, raised anywhere, end the run
+    cleanly.
 
     Args:
       state: the initial state, or a function that makes it. The loop works on a copy of a state and
@@ -175,7 +176,7 @@ class Loop:
         self._guarded(lambda: self._take(1))
 
     def advance(self) -> None:
-        """Dispatch the steps up to the next one at which a hook is due, fused as far as possible."""
+        """Dispatch the steps up to the next one at which a hook is due, fused if possible."""
         self._guarded(lambda: self._take(self._schedule.next_step - self.steps_taken))
         if not self._fuser.is_decided and self.stop_reason is None and self._fuser.is_due():
             self._guarded(lambda: self._fuser.explore(self._position, self._hook_calls))
@@ -279,7 +280,7 @@ class Loop:
         self._feed.start(position.step, triggers, lambda: self._fuser.length)
 
     def _take(self, limit: float) -> None:
-        """Take the next steps, at most `limit` of them: get their input, dispatch, call the hooks."""
+        """Take at most `limit` steps: get their input, dispatch them, call the hooks."""
         step = self.steps_taken
         started = clock()
         state = self.state

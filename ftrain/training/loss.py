@@ -1,4 +1,4 @@
-"""The objective: a loss function in its fullest form, and its derivatives."""
+"""The loss: a loss function with metrics and model state, and its gradients."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ Objective = Callable[..., Any]
 
 
 def make_objective(loss_fn: LossFunction, with_model_state: bool) -> Objective:
-    """`loss_fn` in its fullest form: always with metrics and model state."""
+    """`loss_fn` in one form: it always takes and returns the model state, and returns metrics."""
 
     def objective(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
         if with_model_state:
@@ -50,7 +50,7 @@ def differentiate(
     *,
     merge_rows: bool = True,
 ) -> tuple[Differentiated, Tree]:
-    """Loss, metrics and gradients of a batch, computed in `parts` microbatches, and the model state after it."""
+    """Loss, metrics and gradients of a batch in `parts` microbatches, and the new model state."""
     scale = loss_scale(state.opt_state)
 
     def scaled(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
@@ -85,7 +85,7 @@ def _scale(loss: Any, scale: jax.Array | None) -> Any:
 
 
 def _unscale(gradients: Tree, scale: jax.Array) -> Tree:
-    """In float32, whatever the parameters are: in half precision what the scale saved would vanish after all."""
+    """Divide in float32: in half precision small gradients would become zero."""
     return map_values(lambda leaf: widen(leaf) / scale.astype(wide_dtype(leaf)), gradients)
 
 

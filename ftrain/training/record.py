@@ -1,4 +1,4 @@
-"""The record of a run: what its directory was trained with, so that a call with other code does not resume it."""
+"""The record of a run: its code, settings and data, so that a different run does not resume it."""
 
 import importlib.metadata
 import json
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.data import Pipeline
-from ftrain.formats.whole_files import write_whole
-from ftrain.storage import exists, list_names, retry
+from ftrain.storage import exists, list_names, retry, write_text
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.fingerprint import fingerprint, fingerprint_jaxpr
 from ftrain.training.loss import LossFunction
@@ -23,9 +22,9 @@ from ftrain.training.state import TrainState
 from ftrain.tree import Tree
 
 NAME = "run.json"
-CONFIG = "config.toml"  # a directory with one belongs to a config, which the command line compares itself
+CONFIG = "config.toml"  # in a directory that has one, the command line compares configs instead
 _LIBRARIES = ("ftrain", "jax", "optax", "flax", "equinox", "dm-haiku")
-_OF_A_RUN = re.compile(  # the names of what a run writes to its directory
+_OF_A_RUN = re.compile(  # the names of files that a run writes
     r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|data\.json|run(\.\d+)?\.json|"
     r"run\.lock(\.takeover)?|config(\.\d+)?\.toml|faults_\d+\.txt"
 )
@@ -34,41 +33,44 @@ Facts = dict[str, Any]
 
 
 class RunMismatchError(ValueError):
-    """A directory holds a run that was trained with something else; `differences` has one phrase for each."""
+    """The directory has a run with other code, settings or data; `differences` lists them."""
 
     def __init__(self, directory: Path, differences: list[str]):
-        self.directory, self.differences = directory, differences
+        self.directory = directory
+        self.differences = differences
         super().__init__(
-            f"{directory} holds a run that was trained otherwise: {'; '.join(differences)}\n"
-            "overwrite=True sets it aside and starts again, accept_changes=True resumes it with the changes; or choose "
-            "another directory"
+            f"{directory} has a different run: {'; '.join(differences)}\n"
+            "overwrite=True sets it aside and starts again, accept_changes=True resumes it with the "
+            "changes; or choose another directory"
         )
 
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What `train` makes a run of; a run that is given a step knows only that."""
+    """What `train` is called with; a run that is given a step knows only the step."""
 
     loss_fn: LossFunction | None = None
     optimizer: optax.GradientTransformation | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # by their names as arguments
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by the name of the argument
 
 
 class RunRecord:
-    """Notes what a run is trained with in its directory, and compares it when the run is resumed.
+    """Writes the code, settings and data of a run to its directory; compares them when it resumes.
 
-    The loss, the optimizer and the step are compared by fingerprints of what they compute, as far as they can be
-    traced, and only by the same versions of the libraries; the data by the pipeline's summary.
+    The loss, the optimizer and the step are compared by fingerprints of their jaxprs, if they can
+    be traced and the versions of the libraries are the same; the data by the summary of the
+    pipeline.
     """
 
     def __init__(self, directory: Path, program: CompiledStep, data: Any, ingredients: Ingredients):
         self._path = directory / NAME
-        self._program, self._ingredients = program, ingredients
+        self._program = program
+        self._ingredients = ingredients
         self._data = data.summary() if isinstance(data, Pipeline) else {}
-        self.is_current = False  # whether it is known to say what this run is trained with
+        self.is_current = False  # whether the file is known to describe this run
 
     def find_differences(self, state: Callable[[], TrainState]) -> list[str]:
-        """How this run differs from the one that the directory holds; `state` returns its shapes."""
+        """How this run differs from the one in the directory; `state` returns its shapes."""
         before = self._read()
         if before is None:
             return []
@@ -77,7 +79,7 @@ class RunRecord:
         try:
             shapes = state()
             batch = None if before["batch"] is None else decode_shapes(before["batch"])
-        except Exception:  # noqa: BLE001 - what is wrong with them is raised where they are used
+        except Exception:  # noqa: BLE001 - the error is raised again where they are used
             return differences
         now = self._fingerprints(before, shapes, batch)
         differences = self._differing_code(before, now, differences) + differences
@@ -85,7 +87,7 @@ class RunRecord:
         return differences
 
     def write(self, state: TrainState, batch: Tree) -> None:
-        """Note what the run is trained with, from its first batch on; an older note that differs is kept beside."""
+        """Write the record once the first batch is known; a different older one is renamed."""
         now = {
             "made_with": _made_with(),
             "settings": dict(self._ingredients.settings),
@@ -99,12 +101,12 @@ class RunRecord:
         if before is not None:
             os.replace(self._path, _unused(self._path.parent / "run.{}.json"))
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path, json.dumps(now, indent=1) + "\n")
+        write_text(self._path, json.dumps(now, indent=1) + "\n")
 
     def _fingerprints(
         self, before: Facts | None, state: TrainState, batch: Tree
     ) -> dict[str, str | None]:
-        """The fingerprints of the code; of those that were noted `before`, only the ones that can be compared."""
+        """The fingerprints of the code; with a record `before`, those that can be compared."""
         made_with = _made_with()
         then = made_with if before is None else before["made_with"]
         libraries = [name for name in made_with if name not in ("devices", "processes")]
@@ -114,7 +116,7 @@ class RunRecord:
         found: dict[str, str | None] = {}
         if optimizer is not None:
             found["optimizer"] = _of_optimizer(optimizer, state)
-        if made_with != then:  # code may look at the number of devices
+        if made_with != then:  # code may depend on the number of devices
             return found
         found["step"] = self._of_step(state, batch)
         if loss_fn is not None and (
@@ -126,13 +128,13 @@ class RunRecord:
         return found
 
     def _of_step(self, state: TrainState, batch: Tree) -> str | None:
-        """Of what the step makes of the state; metrics are not compared."""
+        """The fingerprint of the new state that the step computes; metrics are not compared."""
         try:
             traced = self._program.trace(state, batch)
             return (
                 None if traced is None else fingerprint_jaxpr(traced, len(jax.tree.leaves(state)))
             )
-        except Exception:  # noqa: BLE001 - what is wrong with it is raised where it is compiled
+        except Exception:  # noqa: BLE001 - the error is raised again where it is compiled
             return None
 
     def _differing_code(
@@ -149,7 +151,7 @@ class RunRecord:
             and "step" not in differing
             and None not in (now["step"], then.get("step"))
         ):
-            differing &= {"optimizer"}  # the same step, whatever else was written differently
+            differing &= {"optimizer"}  # the step is the same, even if the source code differs
         if differing & {"loss", "optimizer"}:
             return [f"the {name} differs" for name in ("optimizer", "loss") if name in differing]
         is_unexplained = "step" in differing and not any(
@@ -162,7 +164,7 @@ class RunRecord:
         )
 
     def _read(self) -> Facts | None:
-        """What was noted; None if nothing was, or nothing that can be read."""
+        """The record; None if it is missing or cannot be read."""
         try:
             found = json.loads(retry(self._path.read_bytes))
             return (
@@ -175,9 +177,9 @@ class RunRecord:
 
 
 def set_aside(directory: Path) -> Path | None:
-    """Move what a run has written in `directory` to the first free name of `directory.1`, `directory.2`, ...
+    """Move the files of a run in `directory` to `directory.1`, or the next unused number.
 
-    What else is in the directory stays. Returns the new name, None if there was nothing to move.
+    Other files stay. Return the new path, or None if there was nothing to move.
     """
     directory = Path(os.path.realpath(directory))
     names = [name for name in retry(lambda: list_names(directory)) if _OF_A_RUN.fullmatch(name)]
@@ -191,7 +193,7 @@ def set_aside(directory: Path) -> Path | None:
 
 
 def encode_shapes(batch: Tree) -> Any:
-    """The structure, shapes and dtypes of a batch of dicts, lists and tuples as JSON can say them, or None.
+    """Encode the structure, shapes and dtypes of a batch for JSON; None if it has other containers.
 
     >>> encode_shapes({"x": jnp.zeros((8, 2))})
     {'x': 'float32[8,2]'}
@@ -203,7 +205,7 @@ def encode_shapes(batch: Tree) -> Any:
 
 
 def decode_shapes(encoded: Any) -> Tree:
-    """What `encode_shapes` returned, as a batch of `jax.ShapeDtypeStruct`."""
+    """Decode what `encode_shapes` returned to a batch of `jax.ShapeDtypeStruct`."""
     if isinstance(encoded, dict):
         return {name: decode_shapes(value) for name, value in encoded.items()}
     if isinstance(encoded, list):
@@ -245,7 +247,7 @@ def _of_optimizer(optimizer: optax.GradientTransformation, state: TrainState) ->
 
 
 def _first(loss: Any) -> Any:
-    """The loss that a loss function returned, without its metrics."""
+    """The loss without the metrics."""
     return loss[0] if isinstance(loss, tuple) else loss
 
 
@@ -261,7 +263,7 @@ def _made_with() -> Facts:
 
 
 def _unused(pattern: Path) -> Path:
-    """The first path that does not exist, of those with 1, 2, ... in the place of the braces."""
+    """The first path that does not exist, with 1, 2, ... in the place of the braces."""
     number = 1
     while exists(path := pattern.with_name(pattern.name.format(number))):
         number += 1

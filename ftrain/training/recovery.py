@@ -1,4 +1,4 @@
-"""Where a run starts, and how it recovers: scaffold, starting point, retries of transient errors."""
+"""Where a run starts and how it recovers: scaffold, starting point, transient errors."""
 
 import functools
 import time
@@ -47,8 +47,8 @@ class Scaffold:
     ) -> TrainState:
         """The state to start from.
 
-        `initial` makes the state before the first step. It is not called if a checkpoint is restored
-        and `like` has the shapes of the state.
+        `initial` makes the state before the first step. It is not called if a checkpoint is
+        restored and `like` has the shapes of the state.
         """
         savers = [hook for hook in hooks if isinstance(hook, StateSaver)]
         for saver in savers:
@@ -90,7 +90,7 @@ def _restore(savers: Sequence[StateSaver], like: TrainState | None) -> TrainStat
 
 
 class StartPoint:
-    """Where a run starts, and restarts when it recovers: the newest checkpoint or the initial state."""
+    """Where a run starts and recovers: the newest checkpoint or the initial state."""
 
     def __init__(
         self,

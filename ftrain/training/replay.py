@@ -14,13 +14,14 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.extend.core.primitives import jit_p
 
-from ftrain.data import Pipeline, feed_pieces
+from ftrain.data import Pipeline
 from ftrain.jaxpr import apply_equation, interpret
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import NAN_IF_UNKNOWN
+from ftrain.training.pieces import prefetch_pieces
 from ftrain.training.state import TrainState
-from ftrain.training.step import Step
+from ftrain.training.step import Step, TrainStep
 from ftrain.tree import Tree, named_leaves
 
 LIMIT = 60.0  # seconds for taking steps again
@@ -131,7 +132,7 @@ def forward(
     *,
     limit: float = LIMIT,
 ) -> TrainState:
-    """The state before step number `step`, computed from an earlier one by taking the steps again."""
+    """The state before `step`, computed from an earlier one by taking the steps again."""
     start = int(state.step)
     if start > step - 1:
         raise ReplayError(f"the earliest state available is of step {start}, after step {step - 1}")
@@ -142,7 +143,7 @@ def forward(
     if start == step - 1:
         return state
     deadline = time.monotonic() + limit
-    stream = feed_pieces(data, start, itertools.repeat(1), compiled.put)
+    stream = prefetch_pieces(data, start, itertools.repeat(1), compiled.put)
     try:
         for number in range(start + 1, step):
             state, metrics = compiled(state, next(stream), number)
@@ -168,15 +169,14 @@ def locate(step: Step, state: TrainState, batch: Batch) -> list[str]:
         *_not_finite("opt_state", state.opt_state),
         *_not_finite("model_state", state.model_state),
     ]
-    differentiate = getattr(step, "differentiate", None)
-    if differentiate is not None:
-        loss, metrics, _, gradients = jax.jit(differentiate)(state, batch)
+    if isinstance(step, TrainStep):
+        loss, metrics, _, gradients = jax.jit(step.differentiate)(state, batch)
         found += [
             *_not_finite("metrics", {"loss": loss, **metrics}),
             *_not_finite("gradients", gradients),
         ]
     after, metrics = jax.jit(step)(state, batch)
-    known = NAN_IF_UNKNOWN | ({"loss"} if differentiate is not None else set())
+    known = NAN_IF_UNKNOWN | ({"loss"} if isinstance(step, TrainStep) else set())
     found += _not_finite(
         "metrics", {name: value for name, value in metrics.items() if name not in known}
     )

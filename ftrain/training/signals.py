@@ -17,9 +17,9 @@ _SHOW_CURSOR = b"\n\x1b[?25h"  # a progress bar hides it
 class InterruptShield:
     """Delays the KeyboardInterrupt of Ctrl-C while it is entered.
 
-    A compiled step writes over the state that it is given. An exception between its call and the assignment of what it
-    returns would lose both states, and Ctrl-C mostly arrives there: while the call runs. Signals that are handled in
-    any other way than by Python's default are left alone.
+    A compiled step writes over the state that it is given. An exception between its call and the
+    assignment of what it returns would lose both states, and Ctrl-C mostly arrives there: while the
+    call runs. Signals that are handled in any other way than by Python's default are left alone.
     """
 
     def __init__(self) -> None:
@@ -62,9 +62,10 @@ def stop_on_signals(
 
     `saves` says whether what is stopped is saved, for the line that is printed then.
 
-    A thread does both, because a Python handler has to wait for the main thread, and that may be compiling, or waiting
-    for the device. Outside of the main thread, where signals cannot be handled, this does nothing. A signal that this
-    process was started to ignore, as SIGINT in the background of a script, stays ignored, and a line says so.
+    A thread does both, because a Python handler has to wait for the main thread, and that may be
+    compiling, or waiting for the device. Outside of the main thread, where signals cannot be
+    handled, this does nothing. A signal that this process was started to ignore, as SIGINT in the
+    background of a script, stays ignored, and a line says so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -124,7 +125,8 @@ def _describe_ignored(ignored: Sequence[signal.Signals], others: Sequence[signal
 
 
 def _end_now(number: int) -> None:
-    # Checkpoints are atomic, so nothing that was saved can be hurt; waiting for threads could take long.
+    # Checkpoints are atomic, so nothing that was saved can be hurt; waiting for threads could take
+    # long.
     if sys.stdout.isatty():
         _say(_SHOW_CURSOR)
     os._exit(128 + number)

@@ -23,18 +23,12 @@ S = TypeVar("S")
 class TrainState:
     """Everything that a step reads and writes. `TrainState.create` makes the first one."""
 
-    step: jax.Array  # steps taken so far; the one clock of a run
+    step: jax.Array  # the number of steps taken
     params: Tree
     opt_state: Tree
-    averages: (
-        Tree | None
-    )  # moving averages of parameters in float32 at least, if the step keeps them
-    model_state: (
-        Tree | None
-    )  # what a model carries beside its parameters: batch statistics, memories
-    rng: (
-        jax.Array
-    )  # never changes: step n draws from fold_in(rng, n), so a resumed run repeats itself
+    averages: Tree | None  # moving averages of parameters, at least in float32
+    model_state: Tree | None  # other variables of the model, such as batch statistics
+    rng: jax.Array  # never changes: step n uses fold_in(rng, n), so a resumed run repeats itself
 
     @classmethod
     def create(
@@ -50,8 +44,9 @@ class TrainState:
 
         Args:
           seed: an integer, or a key of `jax.random.key`.
-          averages: whether the step keeps moving averages of the parameters: of all of them, or of those whose names
-            match one of these regular expressions as a whole, `"encoder/.*"`. The others have None in their places.
+          averages: whether the step keeps moving averages of the parameters: of all of them, or of
+            those whose full names match one of these regular expressions, `"encoder/.*"`. The
+            others are None.
         """
         check_optimizer(optimizer)
         check_arrays("params", params)
@@ -74,10 +69,10 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """A way to make a state, new each time, and what it will be like: a run that is resumed need not make it."""
+    """Makes a new state at each call; `like` returns its shapes, so resuming need not make it."""
 
     make: Callable[[], TrainState]
-    like: Callable[[], TrainState]  # of shapes, with the shardings that the state is made with
+    like: Callable[[], TrainState]  # leaves are shapes, with the shardings of the state
 
     def __call__(self) -> TrainState:
         return self.make()
@@ -88,7 +83,7 @@ def place(
     mesh: Mesh | None = None,
     sharding: Sharding | None = None,
 ) -> TrainState:
-    """A state, or what a function makes, on the devices of the mesh: all of it on each, or as `sharding` says."""
+    """Put a state on the devices of the mesh: replicated, or sharded as `sharding` says."""
     state = initial() if callable(initial) else initial
     if not isinstance(state, TrainState):
         raise TypeError(
@@ -103,7 +98,7 @@ def place(
 
 
 def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
-    """A leaf on the devices; jax does not put random keys on those of other processes, but their numbers."""
+    """Put a leaf on devices; JAX puts the data of a random key, but no key, on other processes."""
     try:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or where.is_fully_addressable:
             return jax.device_put(leaf, where)
@@ -111,24 +106,22 @@ def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
             return leaf
         numbers = jax.device_put(jax.random.key_data(leaf), where)
         return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
-    except (
-        AssertionError
-    ) as error:  # what jax raises when a value that all processes need is not the same in each
+    except AssertionError as error:  # JAX raises it if a replicated value differs between processes
         raise MismatchError(
-            "the state that a run starts from must be the same in all processes, and is not: one seed for all, and no "
-            f"parameters that depend on the process ({' '.join(str(error).split())[-100:]})"
+            "the initial state differs between processes: use one seed for all, and no parameters "
+            f"that depend on the process ({' '.join(str(error).split())[-100:]})"
         ) from None
 
 
 def _start_averages(params: Tree, averages: bool | str | Sequence[str]) -> Tree | None:
-    """In float32 at least: in half precision an average with a long memory would not move."""
+    """Averages, at least in float32: in half precision a slow average would not change."""
     if averages is False:
         return None
     return start_averages(params, () if averages is True else averages)
 
 
 def _unshare(state: S) -> S:
-    """`state` with no array in two places: a compiled step reuses their memory, and can do so only once."""
+    """Copy arrays that occur twice: a compiled step reuses the memory of each leaf, once."""
     seen: set[int] = set()
 
     def copy_if_seen(leaf: jax.Array) -> jax.Array:
@@ -140,5 +133,5 @@ def _unshare(state: S) -> S:
 
 
 def _settle(leaf: jax.typing.ArrayLike) -> jax.Array:
-    # Python scalars are weakly typed: the second step would see another type than the first and compile again.
+    # Python scalars are weakly typed, so the second step would be compiled again.
     return jnp.array(leaf, dtype=jnp.result_type(leaf), copy=False)

@@ -70,8 +70,8 @@ class Stopping:
         self.ask(DATA_ENDED)
         if self._consensus is not None and not self._consensus.is_over(step, wait=True):
             raise MismatchError(
-                f"the data of process {self._consensus.group.index} end after step {step}, and others have begun a "
-                "later one; all processes need the same number of batches"
+                f"the data of process {self._consensus.group.index} end after step {step}, but others "
+                "have started a later one; all processes need the same number of batches"
             )
 
     def catch_up(self, step: Callable[[], int], take: Callable[[], None]) -> None:

@@ -41,12 +41,9 @@ def test_train_resume_eval_and_a_changed_config(tmp_path):
         == f"regression:regression: 4 parameters, 64 examples, 60 steps of 8, 1 device(s); in {home}"
     )
     assert re.fullmatch(r"first step after \d+\.\d s", lines[1])
-    assert [line.split(":")[0] for line in lines if line.startswith("step ")] == [
-        "step 20",
-        "step 40",
-        "step 60",
-    ]
-    assert "eval/distance" in lines[3]
+    steps = [line for line in lines if line.startswith("step ")]
+    assert [line.split(":")[0] for line in steps] == ["step 20", "step 40", "step 60"]
+    assert "eval/distance" in steps[1]
     assert re.search(f"tensorboard --logdir {home}", done.stdout)
     assert sorted(path.name.split(".")[0] for path in home.iterdir()) == [
         "checkpoints",

@@ -24,7 +24,7 @@ def test_a_nan_is_kept_and_can_be_seen_again(tmp_path, fuse):
     failed = exploding_run(tmp_path, f"step.fuse={fuse}")
     assert failed.returncode == 1
     assert "gradient_norm is nan at step 8;" in failed.stderr
-    assert f"kept in {home}/crash/8; to see it again: ftrain replay {home}" in failed.stderr
+    assert f"kept in {home}/crash/8; to take the step again: ftrain replay {home}" in failed.stderr
     assert "Traceback" not in failed.stderr
 
     replayed = run("replay", home)

@@ -28,7 +28,7 @@ def test_iterators_of_unequal_lengths_end_all_processes_at_the_same_step(tmp_pat
 def test_a_pipeline_that_is_not_for_this_process_is_refused(tmp_path):
     done = run("launch", "-n", "2", PROGRAM, tmp_path, "9", "9", "pipeline")
     assert done.returncode == 1
-    assert "gives part 0 of 1 of a batch, but this process has part" in done.stderr
+    assert "yields part 0 of 1 of a batch, but this process needs part" in done.stderr
 
 
 @pytest.mark.campaign
@@ -44,7 +44,7 @@ def test_a_loop_that_hangs_is_found(tmp_path):
 def test_processes_that_run_different_programs_are_told_apart():
     done = run("launch", "-n", "2", "--hang-timeout", "30", PROGRAM.with_name("differing.py"))
     assert done.returncode != 0
-    assert "step 1 is another program at process 1 than at process 0: " in done.stderr
+    assert "processes 0 and 1 compiled different programs for step 1: " in done.stderr
     assert "dense<2.0" in done.stderr
     assert "hung" not in done.stdout
     assert "restart 1" not in done.stdout
@@ -86,7 +86,7 @@ def test_a_program_that_does_not_join_the_others_is_told_so(tmp_path):
     done = run("launch", "-n", "2", example, cwd=tmp_path)
     assert done.returncode == 1
     assert (
-        "this process was started as one of 2 (FTRAIN_CLUSTER), but trains on its own"
+        "this process was started as one of 2 (FTRAIN_CLUSTER), but the loop has no group"
         in done.stderr
     )
     assert "restart 1" not in done.stdout

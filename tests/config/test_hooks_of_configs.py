@@ -81,7 +81,7 @@ directory = "elsewhere"
 timeout = 1.0
 
 [[hooks]]
-name = "Ledger"
+name = "DigestLog"
 path = "ledger.jsonl"
 
 [[hooks]]
@@ -119,7 +119,7 @@ def test_every_hook_can_be_named(config, tmp_path):
         for name, value in vars(hooks).items()
         if isinstance(value, type) and issubclass(value, hooks.Logging.__mro__[1])
     }
-    assert kinds - named == {"DataWatch", "Faults", "LogFile", "ProgressBar"}
+    assert kinds - named == {"DataFingerprint", "Faults", "LogFile", "ProgressBar"}
 
 
 def test_triggers_and_the_rest(config):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import slow_transforms
 
-from ftrain.data import ArraySource, Pipeline, feed, pieces, prefetch
+from ftrain.data import ArraySource, Pipeline, feed, prefetch, read_ahead
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -188,7 +188,7 @@ def test_a_read_that_hangs_does_not_keep_the_process(tmp_path, options):
 
 
 def test_threads_read_no_further_than_they_may(monkeypatch):
-    monkeypatch.setattr(pieces, "CHUNK_STEPS", 1)
+    monkeypatch.setattr(read_ahead, "CHUNK_STEPS", 1)
     too_far, reads = threading.Event(), itertools.count(1)
 
     class Watched(ArraySource):
@@ -212,7 +212,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
             import multiprocessing, os, signal, sys
             import numpy as np
             import slow_transforms
-            from ftrain.data import ArraySource, Pipeline, feed, pieces, prefetch
+            from ftrain.data import ArraySource, Pipeline, feed, prefetch, read_ahead
 
             if __name__ == "__main__":
                 source = ArraySource({"x": np.zeros((64, 3))})

@@ -117,7 +117,7 @@ def test_a_callback_may_read_publish_and_stop(pipeline):
 
 @pytest.mark.parametrize("kind", [Callback, FeedBatch, FinalOps])
 def test_what_is_no_function_is_refused(kind):
-    with pytest.raises(TypeError, match="a function is needed, got 'print'"):
+    with pytest.raises(TypeError, match="function must be callable, got 'print'"):
         kind("print")
 
 
@@ -161,7 +161,7 @@ def test_waiting_for_the_checkpoint_of_another_run(pipeline, tmp_path):
 
 
 def test_a_wait_needs_somebody_to_wait_for():
-    with pytest.raises(ValueError, match="either a directory of checkpoints or read"):
+    with pytest.raises(ValueError, match="either a directory of checkpoints or a function"):
         WaitForStep(5)
 
 
@@ -222,11 +222,10 @@ def test_a_log_of_an_unknown_metric_says_so_once(pipeline):
     lines = []
     drive([Logging(["loss", "los"], when=first(2), write=lines.append), StopAtStep(3)], pipeline)
     assert [line.split(":")[0] for line in lines[:3]] == [
-        "to be logged, and not there yet",
+        "cannot log los at step 1; there are loss, learning_rate, gradient_norm, largest_error",
         "step 1",
         "step 2",
     ]
-    assert "los; there are loss, learning_rate, gradient_norm, largest_error" in lines[0]
 
 
 def test_a_log_waits_for_what_is_published_later(pipeline):

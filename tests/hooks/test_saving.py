@@ -64,7 +64,7 @@ def test_a_run_goes_on_without_it_if_the_config_says_so(pipeline, directory):
     told = [line for line in lines if "was not saved" in line]
     assert len(told) == 1
     assert "10 was not saved" in told[0]
-    assert told[0].endswith("training goes on")
+    assert told[0].endswith("training continues")
     assert CheckpointManager(directory).steps() == [5, 15, 20]
 
 
@@ -97,7 +97,7 @@ def test_a_metric_that_is_not_known_is_told_once(pipeline, directory):
     lines = drive([saver, StopAtStep(15)], pipeline)
     told = [line for line in lines if "best_metric" in line]
     assert len(told) == 1
-    assert "'eval/scroe' is not known at step 5" in told[0]
+    assert "'eval/scroe' is missing at step 5" in told[0]
     assert "loss" in told[0]
 
 
@@ -118,7 +118,7 @@ def test_a_save_that_was_never_finished_is_told(pipeline, directory):
     drive([CheckpointSaver(directory, when=every(steps=5)), StopAtStep(5)], pipeline)
     shutil.copytree(directory / "5", directory / "8.saving.orbax-checkpoint-tmp")
     lines = drive([CheckpointSaver(directory, when=every(steps=5)), StopAtStep(10)], pipeline)
-    assert "the save of step 8 was never finished; the run goes on from step 5" in lines
+    assert "the save of step 8 was never finished; the run resumes from step 5" in lines
     assert not list(directory.glob("8*"))
 
 

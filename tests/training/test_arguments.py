@@ -83,7 +83,8 @@ def test_objects_of_libraries_are_called_what_they_are(pipeline, module, name, e
 
 def test_a_state_in_the_place_of_params_is_refused(pipeline):
     with pytest.raises(
-        TypeError, match=r"params is a ftrain.TrainState .*pass its `params`; to go on from a state"
+        TypeError,
+        match=r"params is a ftrain.TrainState .*pass its `params`; to continue from a state",
     ):
         ftrain.train(
             loss_fn,

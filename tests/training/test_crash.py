@@ -67,7 +67,10 @@ def test_a_bundle_holds_the_state_before_the_step_and_its_batch(pipeline, tmp_pa
     with pytest.raises(NotFiniteError, match="gradient_norm is nan at step 23") as caught:
         train(data, hooks, fuse=fuse)
     way = f'ftrain.training.read_crash("{tmp_path}")'
-    assert f"kept in {tmp_path / 'crash' / '23'}; to see it again: {way}" in caught.value.__notes__
+    assert (
+        f"kept in {tmp_path / 'crash' / '23'}; to take the step again: {way}"
+        in caught.value.__notes__
+    )
 
     crash = read_crash(tmp_path)
     step = make_step(diverging, COUNTING)

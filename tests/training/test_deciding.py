@@ -60,7 +60,5 @@ def test_a_stop_that_is_asked_for_before_the_start_is_proposed_then(group):
 def test_programs_that_differ_are_shown_where_they_do(group, monkeypatch):
     told = iter([["a", "b", "a"], ["same\nours", "same\ntheirs", ""]])
     monkeypatch.setattr(group, "gather", lambda name, value, limit: next(told))
-    with pytest.raises(
-        MismatchError, match="at process 1 than at process 0: 'theirs' instead of 'ours'"
-    ):
+    with pytest.raises(MismatchError, match="process 1 has 'theirs', process 0 has 'ours'"):
         check_program(group, 1, "same\nours")

@@ -12,12 +12,13 @@ from regression import init_params, loss_fn, make_arrays
 
 from ftrain import TrainState, make_step, optimizers
 from ftrain.cluster import make_mesh
-from ftrain.data import ArraySource, Piece, Pipeline
+from ftrain.data import ArraySource, Pipeline
 from ftrain.hooks import CheckpointSaver, FeedBatch, NotFiniteError, StopAtStep, StopOnNaN
 from ftrain.tasks.digits import classify, init_classifier
 from ftrain.training import Hook, Loop, at, every, first, fusion, never, timer
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.fusion import Taken, best_length, first_difference, gaps
+from ftrain.training.pieces import Piece
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_thread_left")]
 ADAM = optimizers.adam(0.05)

@@ -342,7 +342,7 @@ def test_steps_whose_batches_hooks_have_changed_are_not_taken_again(pipeline, tm
     feed = FeedBatch(lambda step: {"extra": np.full(8, step, np.float32)})
     hooks = [feed, StopOnNaN(locate=True), CrashBundle(tmp_path)]
     with pytest.raises(
-        NotFiniteError, match=r"Where it began cannot be told: steps cannot be taken again"
+        NotFiniteError, match=r"Where it began is unknown: steps cannot be taken again"
     ):
         drive(pipeline, hooks, step=make_step(loss, ADAM))
     crash = read_crash(tmp_path)

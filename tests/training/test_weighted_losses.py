@@ -10,7 +10,7 @@ from ftrain import TrainState, WeightedMean, compile_step, make_step, optimizers
 from ftrain.cluster import make_mesh
 from ftrain.gradients import Rows, accumulate, lookup, loss_scaling, value_and_grad
 from ftrain.training.compiled_step import axis_of, spread
-from ftrain.training.step import CONTRIBUTES
+from ftrain.training.replica_reduction import CONTRIBUTES
 
 SGD = optimizers.gradient_descent(1.0)
 EXAMPLES = 16

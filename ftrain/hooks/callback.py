@@ -1,4 +1,4 @@
-"""Hooks that call a function of the user's own."""
+"""Hooks that call a function of the user."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from ftrain.training.loss import Batch
 
 
 class Callback(Hook):
-    """Call `function(report)` when it is time. It may read, publish and ask to stop."""
+    """Call `function(report)` at the steps that `when` chooses. It may read, publish and stop."""
 
     def __init__(
         self,
@@ -17,17 +17,19 @@ class Callback(Hook):
         when: Trigger = every(steps=100),
         needs_state: bool = True,
     ):
-        self.function, self.when, self.needs_state = _checked(function), when, needs_state
+        self.function = _checked(function)
+        self.when = when
+        self.needs_state = needs_state
 
     def after_step(self, report: Report) -> None:
         self.function(report)
 
 
 class FeedBatch(Hook):
-    """Put what `function(step)` answers, a dict of arrays, into the batch of every step; `step` counts from 0.
+    """Put the dict of arrays that `function(step)` returns into every batch; `step` counts from 0.
 
-    Two hooks that feed the same entry are an error; an entry that the data have too is replaced, which the reference
-    refuses. Raise StopIteration to end the run. Steps are not fused.
+    Two hooks that feed the same entry are an error. An entry of the data is replaced; TensorFlow 1
+    refuses that. Raise StopIteration to end the run. Steps are not fused.
     """
 
     changes_batch = True
@@ -40,7 +42,7 @@ class FeedBatch(Hook):
 
 
 class FinalOps(Hook):
-    """Call `function(state)` at the end of a run and keep the answer as `result`; numbers in a dict are published."""
+    """Call `function(state)` at the end of a run and keep its `result`; publish its numbers."""
 
     def __init__(self, function: Callable[[TrainState], Any]):
         self.function = _checked(function)
@@ -60,5 +62,5 @@ class FinalOps(Hook):
 
 def _checked(function: Any) -> Any:
     if not callable(function):
-        raise TypeError(f"a function is needed, got {function!r}")
+        raise TypeError(f"function must be callable, got {function!r}")
     return function

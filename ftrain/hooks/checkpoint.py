@@ -1,6 +1,7 @@
-"""The hook that saves and restores checkpoints."""
+"""The hooks that save and restore checkpoints, and wait for those of another run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -9,42 +10,43 @@ import jax
 
 from ftrain.checkpoints import CheckpointManager, InUseError, SaveError, hold
 from ftrain.checkpoints.lock import is_still_held
-from ftrain.training import Report, TrainState, Trigger, every
+from ftrain.training import Hook, Report, TrainState, Trigger, every
 from ftrain.training.hook import StateSaver
 
-HOOKS = "hooks"  # the extra value of a checkpoint that has the states of hooks
-LOCK = "saver.lock"  # in the directory of checkpoints, held by who saves there
+HOOKS = "hooks"  # the entry of a checkpoint that has the states of hooks
+LOCK = "saver.lock"  # in the directory of checkpoints, held by the process that saves there
 
 
 class SaveListener:
-    """Is told of every checkpoint. Override what you need."""
+    """Called around every checkpoint. Override what you need."""
 
     def begin(self) -> None:
-        """Once, before the first step."""
+        """Called once, before the first step."""
 
     def before_save(self, step: int) -> None:
-        """A checkpoint is about to be taken."""
+        """Called before a checkpoint is saved."""
 
     def after_save(self, step: int) -> bool | None:
-        """A checkpoint has been written; True asks the run to stop."""
+        """Called after a checkpoint was written; return True to stop the run."""
 
     def end(self, step: int) -> None:
-        """Once, after the last checkpoint, unless an exception ended the run."""
+        """Called once, after the last checkpoint, unless an exception ended the run."""
 
 
 class CheckpointSaver(StateSaver):
-    """Start from the newest checkpoint in `directory`, save there when it is time, and once more at the end.
+    """Start from the newest checkpoint in `directory`; save there at chosen steps and at the end.
 
-    The reference also saves what it starts with; here that needs `at_start`, and a step that is saved already is not
-    saved again. Which checkpoints stay, and what is put aside as suspect, is told by `CheckpointManager`; its metrics
-    are those of the step, and what was published at it: `best_metric` may be `eval/accuracy`, with `best_mode="max"`,
-    if both are due at the same steps. What is published at the end of the run is added to the last checkpoint. With the
-    state it saves what the hooks of the run remember. `listeners` are told of every checkpoint when it is written, so
-    with them training waits for it.
+    TensorFlow 1 also saves the state it starts with; here that needs `at_start`. A step that is
+    saved already is not saved again. `CheckpointManager` documents which checkpoints are kept, and
+    which are set aside as suspect. Its metrics are those of the step and what was published at it:
+    `best_metric` may be `eval/accuracy`, with `best_mode="max"`, if both hooks are due at the same
+    steps. Values published at the end of the run are added to the last checkpoint. The states of
+    the hooks are saved with the state. With `listeners` training waits for each checkpoint.
 
-    If a checkpoint cannot be written, because the disk is full, say, the run ends, unless `on_error` is "continue".
-    One saver at a time works in a directory, and holds a lock there. In a process that only waits for another's
-    checkpoints, `Scaffold(wait_secs=...)`, it restores and saves nothing, and needs no lock.
+    If a checkpoint cannot be written, for example because the disk is full, the run ends, unless
+    `on_error` is "continue". One saver at a time works in a directory, and holds a lock there. In a
+    process that waits for the checkpoints of another one, `Scaffold(wait_secs=...)`, the hook
+    restores, saves nothing, and needs no lock.
     """
 
     def __init__(
@@ -70,12 +72,10 @@ class CheckpointSaver(StateSaver):
                 )
         if on_error not in ("stop", "continue"):
             raise ValueError(f"on_error must be 'stop' or 'continue', got {on_error!r}")
-        self.when, self.at_start, self.listeners, self.on_error = (
-            when,
-            at_start,
-            listeners,
-            on_error,
-        )
+        self.when = when
+        self.at_start = at_start
+        self.listeners = listeners
+        self.on_error = on_error
         self.manager = CheckpointManager(
             directory,
             keep=keep,
@@ -90,7 +90,7 @@ class CheckpointSaver(StateSaver):
         self._lock_path = Path()
         self._begun = False
         self._unfinished: list[int] = []
-        self._looked_for_best = False
+        self._has_warned = False  # that the metric of the best checkpoints is missing
         self._hook_states: dict[str, Any] | None = None  # of the checkpoint that was restored
 
     def restore_state(self, like: TrainState) -> TrainState | None:
@@ -125,12 +125,12 @@ class CheckpointSaver(StateSaver):
             return
         for step in self._unfinished:
             report.notice(
-                f"the save of step {step} was never finished; the run goes on from step {report.step}"
+                f"the save of step {step} was never finished; the run resumes from step {report.step}"
             )
         if suspects := [step for step in self.manager.suspects() if step > report.step]:
             report.notice(
-                f"the state of step {suspects[0]} was not finite, and was put aside as {suspects[0]}.suspect; "
-                f"the run goes on from step {report.step}"
+                f"the state of step {suspects[0]} was non-finite and was set aside as "
+                f"{suspects[0]}.suspect; the run resumes from step {report.step}"
             )
         if self.at_start:
             self._save(report)
@@ -167,11 +167,11 @@ class CheckpointSaver(StateSaver):
             self.manager.wait()
         if report.step in self.manager.steps():
             return
-        if not report.ending:  # or an evaluation may still come
-            self._look_for_best(report)
+        if not report.ending:  # at the end an evaluation may follow
+            self._check_best_metric(report)
         for listener in self.listeners:
             listener.before_save(report.step)
-        report.flush()  # what was measured before a checkpoint must not be lost with what comes after it
+        report.flush()  # a checkpoint must not be newer than the metrics that were written
         with self._surviving(report):
             extra = {HOOKS: report.hook_states()}
             self.manager.save(report.step, report.state, metrics=self._metrics(report), extra=extra)
@@ -184,10 +184,10 @@ class CheckpointSaver(StateSaver):
                 )
 
     def _complete(self, report: Report) -> None:
-        """Add what came after the last step was saved, such as an evaluation at the end."""
+        """Add values that came after the last step was saved, such as an evaluation at the end."""
         if self.read_only:
             return
-        self._look_for_best(report)
+        self._check_best_metric(report)
         with self._surviving(report):
             if report.published and report.step in self.manager.steps():
                 states = {**self.manager.extra(report.step).get(HOOKS, {}), **report.hook_states()}
@@ -202,27 +202,63 @@ class CheckpointSaver(StateSaver):
             if not isinstance(value, str)
         }
 
-    def _look_for_best(self, report: Report) -> None:
-        """Report once that the metric which the best are chosen by is missing."""
-        metrics, retention = self._metrics(report), self.manager.retention
-        if (
-            retention.best
-            and retention.metric not in metrics
-            and metrics
-            and not self._looked_for_best
-        ):
-            self._looked_for_best = True
+    def _check_best_metric(self, report: Report) -> None:
+        """Warn, once, if the metric that the best checkpoints are chosen by is missing."""
+        metrics = self._metrics(report)
+        retention = self.manager.retention
+        is_missing = retention.best and metrics and retention.metric not in metrics
+        if is_missing and not self._has_warned:
+            self._has_warned = True
             report.notice(
-                f"best_metric {retention.metric!r} is not known at step {report.step}, so it cannot rank as best; "
-                f"known are {', '.join(metrics)}"
+                f"best_metric {retention.metric!r} is missing at step {report.step}, so it cannot "
+                f"rank as best; there are {', '.join(metrics)}"
             )
 
     @contextmanager
     def _surviving(self, report: Report) -> Iterator[None]:
-        """What goes wrong while saving ends the run, unless it is not to."""
+        """Show an error of saving instead of raising it, if the run is to continue."""
         try:
             yield
         except SaveError as error:
             if self.on_error == "stop":
                 raise
-            report.notice(f"{error}; training goes on")
+            report.notice(f"{error}; training continues")
+
+
+class WaitForStep(Hook):
+    """Before the first step, wait until another run has saved `step` or a later one in `directory`.
+
+    That is a directory of checkpoints or of a run, which may be created later. Alternatively `read`
+    returns the step of the other run. Raises TimeoutError after `timeout` seconds; None waits
+    forever.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        directory: str | Path | None = None,
+        *,
+        read: Callable[[], int] | None = None,
+        timeout: float | None = None,
+        poll_secs: float = 0.5,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        if (directory is None) == (read is None):
+            raise ValueError(
+                "WaitForStep needs either a directory of checkpoints or a function `read`"
+            )
+        self.step = step
+        self.timeout = timeout
+        self.poll_secs = poll_secs
+        self._sleep = sleep
+        manager = None if directory is None else CheckpointManager(directory)
+        self.read = read or (lambda: 0 if manager is None else manager.latest() or 0)
+
+    def begin(self, report: Report) -> None:
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        while max(reached := self.read(), report.step) < self.step and not report.stop_reason:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"step {self.step} was not reached within {self.timeout:g} s; it is at {reached}"
+                )
+            self._sleep(self.poll_secs)

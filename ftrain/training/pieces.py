@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,14 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ftrain.data.pipeline import Pipeline
-from ftrain.data.read_ahead import ReadRequest, ReadResult, read_ahead
+from ftrain.data import Pipeline, Prefetcher
+from ftrain.data.prefetch import bytes_of, check_data
+from ftrain.data.read_ahead import ReadResult, read_steps
 from ftrain.data.shapes import ShapeWatch, check_numbers
-from ftrain.data.source import size_of
-
-CHUNK_BYTES = 1 << 20  # small batches are read several at a time, up to this many bytes
-CHUNK_STEPS = 64  # and this many steps
-CHUNK_SECONDS = 0.02  # and this time
 
 Put = Callable[[Any, int], Any]  # (batch, steps in it) -> the same on the devices
 _Counted = list[tuple[int, Any]]  # number of steps, and their batch or stacked batches
@@ -47,19 +44,39 @@ def stack(pieces: list[Piece]) -> Piece:
     return dataclasses.replace(pieces[0], count=len(pieces), batch=batch)
 
 
-def pieces(
+def prefetch_pieces(
     data: Pipeline | Iterable[Any],
     start: int,
     lengths: Iterator[int],
-    put: Put | None = None,
+    put: Put,
+    *,
     shapes: ShapeWatch | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Prefetcher[Piece]:
+    """Start a thread that makes the input from step `start` on, in pieces of the given lengths.
+
+    Waiting for a piece ends when `stop` returns True.
+    """
+    closed = threading.Event()
+    made = _make_pieces(
+        check_data(data), start, lengths, put, shapes or ShapeWatch(), closed.is_set
+    )
+    return Prefetcher(made, stop=stop, closed=closed, size=lambda piece: bytes_of(piece.batch))
+
+
+def _make_pieces(
+    data: Pipeline | Iterable[Any],
+    start: int,
+    lengths: Iterator[int],
+    put: Put,
+    watch: ShapeWatch,
+    stopped: Callable[[], bool],
 ) -> Iterator[list[Piece]]:
     """Yield the input from step `start` on, in lists of pieces of the given lengths."""
-    watch = shapes or ShapeWatch()
     expected = isinstance(data, Pipeline) and data.has_several_shapes
     if isinstance(data, Pipeline):
-        made = _from_pipeline(data, start, lengths, watch, stopped)
+        results = read_steps(data, start, lengths, stopped)
+        made = (_split_result(result, watch, expected) for result in results)
     else:
         made = _from_batches(data, start, lengths, watch)
     step = start
@@ -67,9 +84,6 @@ def pieces(
     for counted in made:
         ready: list[Piece] = []
         for count, batch in counted:
-            if put is None:  # nothing is compiled, so shapes do not matter
-                ready.append(Piece(count, batch))
-                continue
             single = batch if count == 1 else jax.tree.map(lambda leaf: leaf[0], batch)
             kind = watch.kind(single, step, expected=expected)
             if kind not in examples:
@@ -78,51 +92,6 @@ def pieces(
             ready.append(Piece(count, put(batch, count), kind, examples[kind]))
             step += count
         yield ready
-
-
-def _from_pipeline(
-    pipeline: Pipeline,
-    step: int,
-    lengths: Iterator[int],
-    watch: ShapeWatch,
-    stopped: Callable[[], bool],
-) -> Iterator[_Counted]:
-    """Read the steps of a piece together, and several single steps: few large reads are cheaper."""
-    chunk = _Chunk()
-    for result in read_ahead(pipeline, _requests(pipeline, step, lengths, chunk), stopped):
-        chunk.adapt(result)
-        yield _split_result(result, watch, pipeline.has_several_shapes)
-
-
-def _requests(
-    pipeline: Pipeline, step: int, lengths: Iterator[int], chunk: "_Chunk"
-) -> Iterator[ReadRequest]:
-    """Yield the reads for pieces of the given lengths, up to the end of the data."""
-    for length, run in itertools.groupby(lengths):
-        while pieces := len(list(itertools.islice(run, chunk.steps if length == 1 else 1))):
-            count = pieces * length
-            if pipeline.steps is not None and step + count > pipeline.steps:
-                if step < pipeline.steps:
-                    yield ReadRequest(step, pipeline.steps - step, stacked=False)
-                return
-            yield ReadRequest(step, count, stacked=length > 1)
-            step += count
-
-
-class _Chunk:
-    """The number of single steps read together: it grows while reads are fast and small."""
-
-    def __init__(self) -> None:
-        self.steps = 1
-
-    def adapt(self, result: ReadResult) -> None:
-        if result.request.stacked or result.request.count < self.steps:
-            return
-        most = min(CHUNK_STEPS, max(1, CHUNK_BYTES // max(size_of(result.batches[0]), 1)))
-        if result.seconds < CHUNK_SECONDS / 4:
-            self.steps = min(2 * self.steps, most)
-        elif result.seconds > CHUNK_SECONDS:
-            self.steps = max(self.steps // 2, 1)
 
 
 def _split_result(result: ReadResult, watch: ShapeWatch, expected: bool) -> _Counted:
