@@ -35,7 +35,7 @@ from ftrain.cluster import (
     make_mesh,
     membership,
 )
-from ftrain.tasks.transformer import init_transformer, transformer_logits
+from ftrain.tasks.source_lm import init_transformer, transformer_logits
 from ftrain.training import Fuse
 
 WARM_UP = 3  # rounds that are not measured: until all is compiled, and fusing is settled

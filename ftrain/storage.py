@@ -130,6 +130,20 @@ def list_files(directory: Path) -> dict[str, int]:
     return sizes
 
 
+def read_whole(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file; ValueError for pipes, devices and files above `max_bytes`."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"it is not a regular file, expected one of at most {max_bytes} bytes")
+    size = os.path.getsize(path)
+    if size > max_bytes:
+        raise ValueError(f"it has {size} bytes, expected at most {max_bytes}")
+    with open(path, "rb") as file:
+        contents = file.read(size + 1)  # allocates this much before it reads
+    if len(contents) > size:
+        raise ValueError(f"it grew beyond its {size} bytes while it was read")
+    return contents
+
+
 @contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
     """Replace the file at `path` atomically: readers see the old or the new one.

@@ -344,9 +344,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on_from_there(tmp_path):
     slurm = Slurm(tmp_path, TASKS_HERE)
     first = slurm.run_until_time_is_over("first step after")
     assert "2 device(s) of 2 processes" in first
-    stopped = re.search(
-        r"stopped at step (\d+) of 1000000 .*the same command goes on from there", first
-    )
+    stopped = re.search(r"stopped at step (\d+) of 1000000 .*the same command resumes there", first)
     assert stopped, first
     assert slurm.requeued.read_text() == f"requeue {os.getpid()}\n"
     second = slurm.run_until_time_is_over("resumed at step")

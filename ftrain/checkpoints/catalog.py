@@ -17,8 +17,7 @@ from ftrain.checkpoints.errors import DamagedError
 from ftrain.checkpoints.lock import wait_for_lock
 from ftrain.checkpoints.manifest import check_time, read_manifest
 from ftrain.checkpoints.orbax_layout import COMMITTED
-from ftrain.formats.whole_files import read_whole
-from ftrain.storage import exists, is_directory, is_file, list_names, write_text
+from ftrain.storage import exists, is_directory, is_file, list_names, read_whole, write_text
 
 CATALOG_FILE = "checkpoints.json"
 REPLACED = (

@@ -18,8 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from ftrain.checkpoints.array_values import crc32c_of_text
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
 from ftrain.checkpoints.snapshot import Index
-from ftrain.formats.whole_files import read_whole
-from ftrain.storage import is_file, raise_if_transient, write_text
+from ftrain.storage import is_file, raise_if_transient, read_whole, write_text
 
 MANIFEST_FILE = "manifest.json"
 # In the metadata of Orbax: this checkpoint must have a manifest.

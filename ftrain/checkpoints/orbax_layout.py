@@ -24,8 +24,7 @@ from orbax.checkpoint import v1 as ocp
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
 from ftrain.checkpoints.manifest import ORBAX_METADATA
 from ftrain.checkpoints.snapshot import Index
-from ftrain.formats.whole_files import read_whole
-from ftrain.storage import exists, is_directory, list_names, raise_if_transient
+from ftrain.storage import exists, is_directory, list_names, raise_if_transient, read_whole
 from ftrain.tree import Tree
 
 COMMITTED = "commit_success.txt"  # Orbax writes it last

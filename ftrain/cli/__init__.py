@@ -1,4 +1,4 @@
-"""The command line: one file a command. Heavy imports stand inside the commands, so that --help is quick."""
+"""The command line: one file a command, with heavy imports inside it, so that --help is quick."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import typer
 
 from ftrain import __version__
 from ftrain.cli.check import check
-from ftrain.cli.ckpt import app as checkpoints
+from ftrain.cli.ckpt import app as ckpt
 from ftrain.cli.data import app as data
 from ftrain.cli.evaluate import evaluate
 from ftrain.cli.exit_codes import exit_code
@@ -34,7 +34,7 @@ app.command()(train)
 app.command(context_settings=CONTEXT_SETTINGS)(launch)
 app.command(name="eval")(evaluate)
 app.command()(check)
-app.add_typer(checkpoints, name="ckpt")
+app.add_typer(ckpt, name="ckpt")
 app.add_typer(data, name="data")
 app.command(name="verify-resume")(verify_resume)
 app.command()(replay)
@@ -43,8 +43,8 @@ app.command()(schema)
 app.command()(migrate)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ftrain {__version__}")
         raise typer.Exit
 
@@ -61,19 +61,17 @@ def _options(
         bool, typer.Option("--traceback", help="Show where an error was raised.")
     ] = False,
 ) -> None:
-    del version, traceback  # main() looks for the latter
+    del version, traceback  # main() looks for --traceback itself
 
 
 def main() -> None:
     """Run a command. A user's mistake is one or two lines and exit code 2, never a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Until a run handles it, Ctrl-C ends the process: an exception could be lost in somebody's import.
+        # Until a run handles it, Ctrl-C ends the process: an import could swallow an exception.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     warnings.showwarning = _show_warning
     sys.unraisablehook = _show_unraisable
-    sys.path.append(
-        os.getcwd()
-    )  # so that a config can name a task of the user's own in the working directory
+    sys.path.append(os.getcwd())  # a config can name a task in the working directory
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:
@@ -87,30 +85,30 @@ def main() -> None:
         code = exit_code(error)
         if code is None or "--traceback" in sys.argv:
             raise
-        hint = (
-            "\nftrain --traceback ... shows where"
-            if error.__cause__ and "\n" not in str(error)
-            else ""
-        )
+        has_cause = error.__cause__ and "\n" not in str(error)
+        hint = "\nftrain --traceback ... shows where" if has_cause else ""
         _fail("\n".join([f"{error}{hint}", *getattr(error, "__notes__", [])]), code)
 
 
 def _show_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
-    """A warning for whoever typed a command: what it says, not the line of ours that said it."""
+    """Print the message of a warning, without the line of ftrain that raised it."""
     del category
     print(f"ftrain: warning: {message}", file=sys.stderr, flush=True)
 
 
 def _show_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
-    """What nobody can catch; but for writes that end after Orbax has given up on them, and told why."""
+    """Print an error that nothing can catch, unless Orbax has reported its cause before.
+
+    Orbax closes its event loop when a save fails; writes that end later raise this error.
+    """
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 
 def _shortened(message: str) -> str:
-    """A message whose list of many things, one indented line each, is cut after the first three."""
+    """Return a message with at most three entries of its list, which has indented lines."""
     head, *listed = message.split("\n  ")
     if not listed:
         return message

@@ -1,19 +1,22 @@
 """ftrain check CONFIG [key=value ...]"""
 
+import math
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftrain.cli.arguments import ConfigPath, Overrides
+from ftrain.cli.output import print_table, show_bytes
 from ftrain.cli.runs import on_one_device
-from ftrain.cli.tables import show_bytes
 
 if TYPE_CHECKING:
     from ftrain.cluster.sharding import Sharding
     from ftrain.config import Plan
+    from ftrain.training import TrainState
 
-_NOTICES = 3  # that are shown unless all leaves are
+_MAX_NOTICES = 3  # shown without --leaves
 
 
 def check(
@@ -22,20 +25,19 @@ def check(
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", min=1, metavar="N", help="Fit it to N devices, without having them."
+            "--devices", min=1, metavar="N", help="Lay it out on N devices, without having them."
         ),
     ] = None,
     leaves: Annotated[
         bool,
         typer.Option(
-            "--leaves", help="How each leaf of the state is split, as --devices shows it too."
+            "--leaves", help="Show how each leaf of the state is split, as --devices does too."
         ),
     ] = False,
 ) -> None:
-    """Check CONFIG without training: its keys, the shapes of a step, its size, how it fits the devices."""
+    """Check CONFIG without training: keys, shapes of a step, size, layout on the devices."""
     import jax
 
-    from ftrain.cli.layout_table import print_layout, show_axes, show_size
     from ftrain.config import build, load, plan
     from ftrain.config.run_directory import compare
     from ftrain.tree import count_bytes, count_elements, named_leaves
@@ -43,47 +45,51 @@ def check(
     planned = plan(load(config, overrides or []))
     if planned.config.notice:
         print(planned.config.notice)
-    imagined = None if devices is None else _imagine(planned, devices)
+    imagined = None if devices is None else _imagined_axes(planned, devices)
     job = build(planned if imagined is None else on_one_device(planned))
     axes = imagined or job.mesh.shape
-    size, examples = job.pipeline.batch_size, len(job.pipeline.source)
+    size = job.pipeline.batch_size
+    examples = len(job.pipeline.source)
     share = _split_batch(planned, size, axes)
     state, metrics = job.trace()
     specs, notices = _lay_out(planned, job.sharding, state, axes)
     differences = compare(job.directory, planned.resolved())
+    batch = named_leaves(job.pipeline.batch(0))
+    leaf_count = len(jax.tree.leaves(state.params))
+    parameter_size = show_bytes(count_bytes(state.params))
 
     _print_facts(
         {
             "task": job.plan.top["task"],
             "run directory": f"{job.directory}" + (" (of another run)" if differences else ""),
-            "parameters": f"{count_elements(state.params):,} in {len(jax.tree.leaves(state.params))} leaves",
-            "state": f"{show_size(state, specs, axes)} (parameters {show_bytes(count_bytes(state.params))})",
+            "parameters": f"{count_elements(state.params):,} in {leaf_count} leaves",
+            "state": f"{_show_size(state, specs, axes)} (parameters {parameter_size})",
             "examples": f"{examples:,}",
             "steps": f"{job.steps:,}, {job.steps * size / examples:,.1f} epochs",
             "batch": ", ".join(
-                f"{name} {_show(leaf)}"
-                for name, leaf in named_leaves(job.pipeline.batch(0)).items()
+                f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in batch.items()
             ),
-            "mesh": show_axes(axes, devices or len(jax.devices())),
+            "mesh": _show_axes(axes, devices or len(jax.devices())),
             "examples a device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
         }
     )
     if leaves or devices is not None:
         print()
-        print_layout(state, specs, axes)
+        _print_layout(state, specs, axes)
         print()
-    _print_notices(notices, len(notices) if leaves else _NOTICES)
+    _print_notices(notices, len(notices) if leaves else _MAX_NOTICES)
     if differences:
         print(
-            f"{job.directory} holds another run ({'; '.join(differences)}): choose another, run.directory=PATH"
+            f"{job.directory} holds another run ({'; '.join(differences)}): "
+            "choose another, run.directory=PATH"
         )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
 
 
-def _imagine(planned: "Plan", devices: int) -> dict[str, int]:
-    """The axes of the config's mesh over so many devices, which need not be there."""
+def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:
+    """Return the axes of the config's mesh over a number of devices that need not exist."""
     from ftrain.cluster.mesh import AXES, sizes
 
     asked = planned.calls["mesh"].arguments
@@ -93,7 +99,8 @@ def _imagine(planned: "Plan", devices: int) -> dict[str, int]:
         raise planned.config.error("mesh", str(error)) from None
 
 
-def _split_batch(planned: "Plan", batch_size: int, axes: Any) -> int:
+def _split_batch(planned: "Plan", batch_size: int, axes: Mapping[str, int]) -> int:
+    """Return the number of examples of a batch on each device."""
     from ftrain.cluster.mesh import split_batch
 
     try:
@@ -102,8 +109,10 @@ def _split_batch(planned: "Plan", batch_size: int, axes: Any) -> int:
         raise planned.config.error("data.batch_size", str(error)) from None
 
 
-def _lay_out(planned: "Plan", sharding: "Sharding", state: Any, axes: Any) -> tuple[Any, list[str]]:
-    """How the state lies on the mesh, and what there is to say about it."""
+def _lay_out(
+    planned: "Plan", sharding: "Sharding", state: "TrainState", axes: Mapping[str, int]
+) -> tuple[Any, list[str]]:
+    """Return the partition specs of the state, and notices about leaves that are not split."""
     try:
         return sharding.specs(state, axes), sharding.undivided(state, axes)
     except ValueError as error:
@@ -120,12 +129,55 @@ def _print_facts(facts: dict[str, str]) -> None:
     Console(markup=False, highlight=False).print(table)
 
 
-def _print_notices(notices: list[str], most: int) -> None:
-    for notice in notices[:most]:
+def _print_notices(notices: list[str], limit: int) -> None:
+    for notice in notices[:limit]:
         print(f"note: {notice}")
-    if len(notices) > most:
-        print(f"note: and {len(notices) - most} more such leaves; --leaves names them")
+    if len(notices) > limit:
+        print(f"note: and {len(notices) - limit} more such leaves; --leaves names them")
 
 
-def _show(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
+def _print_layout(state: "TrainState", specs: Any, axes: Mapping[str, int]) -> None:
+    """Print how each leaf is split and what it takes on a device, and a line for all of them."""
+    import jax
+    from rich.table import Table
+
+    from ftrain.cluster.sharding import leaf_bytes_per_device, leaves_with_rule_names
+
+    table = Table(box=None)
+    table.add_column("leaf", overflow="fold")
+    for column in ("shape", "dtype", "split over"):
+        table.add_column(column)
+    table.add_column("a device", justify="right", no_wrap=True)
+    leaves = leaves_with_rule_names(state)
+    parts = jax.tree.leaves(specs)
+    sizes = leaf_bytes_per_device(state, specs, axes)
+    for (name, leaf), spec, size in zip(leaves, parts, sizes, strict=True):
+        split = _show_split(spec, leaf.ndim)
+        table.add_row(name, f"{list(leaf.shape)}", f"{leaf.dtype}", split, show_bytes(size))
+    print_table(table)
+    count = sum(any(spec) for spec in parts)
+    print(f"state {_show_size(state, specs, axes)}; {count:,} of {len(parts):,} leaves are split")
+
+
+def _show_split(spec: Any, dimensions: int) -> str:
+    """Return the axes of each dimension, as a rule names them; empty for a replicated leaf."""
+    from ftrain.cluster.sharding import entries
+
+    split = ["+".join(entry) or "-" for entry in entries(spec)]
+    return ", ".join(split + ["-"] * (dimensions - len(split))) if split else ""
+
+
+def _show_size(tree: Any, specs: Any, axes: Mapping[str, int]) -> str:
+    """Return the size of a tree in all, and on each device."""
+    from ftrain.cluster.sharding import bytes_per_device
+    from ftrain.tree import count_bytes
+
+    each = bytes_per_device(tree, specs, axes)
+    return f"{show_bytes(count_bytes(tree))}, {show_bytes(each)} a device"
+
+
+def _show_axes(axes: Mapping[str, int], devices: int) -> str:
+    """Return the axes of a mesh, and the number of devices that they leave unused."""
+    shown = ", ".join(f"{axis} {size}" for axis, size in axes.items())
+    used = math.prod(axes.values())
+    return f"{shown}; {devices - used} of {devices} devices unused" if used < devices else shown

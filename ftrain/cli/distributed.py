@@ -1,4 +1,4 @@
-"""How `ftrain train` joins a distributed job, if it is part of one."""
+"""How `ftrain train` joins a distributed job, if it is one of its processes."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ftrain.hooks import Faults
     from ftrain.launching.reporter import Reporter
 
-BUILD_SECONDS = 600.0  # for process 0 to build its data, which it may have to write first
+BUILD_SECONDS = 600.0  # for process 0 to build the job, which may write data first
 DEFAULT_HEARTBEAT = 100.0  # seconds
 
 
@@ -65,7 +65,7 @@ def join(
         if is_transient(error):
             raise
         reason = str(error)
-        if cluster is not None:  # in the words of the command line
+        if cluster is not None:  # name the options, not the environment variables
             reason = reason.replace("FTRAIN_CLUSTER", "--cluster").replace("FTRAIN_TASK", "--task")
         raise ConfigError(f"the cluster cannot be joined: {reason}") from None
 

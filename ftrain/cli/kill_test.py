@@ -32,7 +32,7 @@ class Kill(NamedTuple):
     """Which process was killed, and when."""
 
     rank: int
-    inside: bool  # of a save
+    inside: bool  # during a save
 
 
 class Trial(NamedTuple):
@@ -258,5 +258,5 @@ def _describe_failure(statuses: list[ProcessStatus], late: list[int]) -> str:
         return f"with exit code {statuses[0].returncode}"
     failed = any(status.has_failed and status.index not in late for status in statuses)
     stories = [find_cause(statuses).story] if failed else []
-    hanging = [f"process {rank} did not end by itself" for rank in late]
+    hanging = [f"process {rank} did not exit by itself" for rank in late]
     return "; ".join(["on several processes", *stories, *hanging])

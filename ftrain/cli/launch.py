@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from ftrain.launching import Screen
 
-# What stands behind CONFIG belongs to the processes, also if it looks like an option.
+# All that follows CONFIG belongs to the processes, even if it looks like an option.
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -19,26 +19,26 @@ def launch(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            help="A TOML file to train, the directory of a run to resume, or a program that ends in .py.",
+            help="A TOML file to train, a run directory to resume, or a program that ends in .py.",
         ),
     ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Overrides, or arguments of the program; for all processes.",
+            help="Overrides, or arguments of the program, for all processes.",
         ),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option("-n", "--processes", help="How many processes to start.")
+        int | None, typer.Option("-n", "--processes", help="Number of processes to start.")
     ] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often to start them again.")] = 10,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Maximum number of restarts.")] = 10,
     hang_timeout: Annotated[
         float,
-        typer.Option(help="Seconds without a step after which a process is taken for hanging."),
+        typer.Option(help="Seconds without a step after which a process counts as hung."),
     ] = 300.0,
     processes_after_failure: Annotated[
-        int | None, typer.Option(help="How many processes to restart, if not as many as before.")
+        int | None, typer.Option(help="Number of processes of a restart; by default as before.")
     ] = None,
     inject: Annotated[
         str | None,
@@ -49,16 +49,16 @@ def launch(
     gpus_each: Annotated[
         int | None,
         typer.Option(
-            min=1, help="How many GPUs each process sees; if there are enough, its share."
+            min=1, help="GPUs of each process; by default its share, if there are enough."
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address of this machine that the processes meet at.")
+        str, typer.Option(help="The address of this machine at which the processes connect.")
     ] = "127.0.0.1",
 ) -> None:
-    """Train on several processes of this machine, and start them again when one fails or hangs.
+    """Train on several processes of this machine, and restart them when one fails or hangs.
 
-    Options stand before CONFIG. Ctrl-C has the processes save and stop, twice ends them at once.
+    Options stand before CONFIG. Ctrl-C makes the processes save and stop, a second one ends them.
     """
     from ftrain.launching import LaunchSpec, supervise
     from ftrain.launching.child_environment import share_of_gpus
@@ -66,7 +66,7 @@ def launch(
     count = _check_processes(processes, processes_after_failure)
     if not 0 < hang_timeout < math.inf:
         raise typer.BadParameter(
-            f"wanted seconds above 0, got {hang_timeout:g}", param_hint="--hang-timeout"
+            f"must be above 0 seconds, got {hang_timeout:g}", param_hint="--hang-timeout"
         )
     _check_faults(inject, count)
     _check_host(host)
@@ -96,23 +96,23 @@ def _command(config: Path, arguments: list[str]) -> tuple[str, ...]:
     misplaced = [word for word in arguments if word.split("=")[0] in _OWN_OPTIONS]
     if misplaced:
         raise typer.BadParameter(
-            f"{misplaced[0]} is an option of launch and has to stand before {config}"
+            f"{misplaced[0]} is an option of launch and must stand before {config}"
         )
     if not config.is_file():
         from ftrain.config.load import config_file, read_toml
 
-        read_toml(config_file(config))  # says what is wrong with it, as for `ftrain train`
+        read_toml(config_file(config))  # raises an error, as `ftrain train` does
     return (sys.executable, "-m", "ftrain", "train", str(config), *arguments)
 
 
 def _check_processes(processes: int | None, after_failure: int | None) -> int:
     if processes is None:
-        raise typer.BadParameter("how many processes? say -n N, before CONFIG")
+        raise typer.BadParameter("the number of processes is missing: pass -n N before CONFIG")
     if processes < 1:
-        raise typer.BadParameter(f"wanted at least 1 process, got {processes}", param_hint="-n")
+        raise typer.BadParameter(f"must be at least 1, got {processes}", param_hint="-n")
     if after_failure is not None and not 1 <= after_failure <= processes:
         raise typer.BadParameter(
-            f"wanted between 1 and the {processes} of -n, got {after_failure}",
+            f"must be between 1 and the {processes} of -n, got {after_failure}",
             param_hint="--processes-after-failure",
         )
     return processes
@@ -127,8 +127,11 @@ def _check_faults(inject: str | None, processes: int) -> None:
         raise typer.BadParameter(str(error), param_hint="--inject") from None
     for fault in faults:
         if fault.rank is not None and fault.rank >= processes:
-            there = f"rank={fault.rank} is not one of the processes, 0 to {processes - 1}"
-            raise typer.BadParameter(f"{fault.kind}: {there}", param_hint="--inject")
+            raise typer.BadParameter(
+                f"{fault.kind}: rank={fault.rank} is not one of the processes, "
+                f"0 to {processes - 1}",
+                param_hint="--inject",
+            )
 
 
 def _check_host(host: str) -> None:
@@ -138,7 +141,7 @@ def _check_host(host: str) -> None:
         free_addresses(1, host)
     except (OSError, UnicodeError) as error:
         raise typer.BadParameter(
-            f"{host!r} is no address of this machine: {error}", param_hint="--host"
+            f"{host!r} is not an address of this machine: {error}", param_hint="--host"
         ) from None
 
 

@@ -19,11 +19,11 @@ def replay(
     no_jit: Annotated[
         bool,
         typer.Option(
-            "--no-jit", help="Take it operation by operation, and name the one that fails first."
+            "--no-jit", help="Run it operation by operation, and name the first that fails."
         ),
     ] = False,
 ) -> None:
-    """Take a step that failed again, and name the first value in it that is not finite."""
+    """Run a failed step again, and name the first non-finite value in it."""
     from ftrain.cli.runs import open_run
     from ftrain.config import ConfigError
     from ftrain.hooks.console import format_values
@@ -40,26 +40,22 @@ def replay(
         raise ConfigError(str(error)) from None
     use_compilation_cache()
     job = open_run(run)
-    typer.echo(
-        f"step {crash.step} failed: {crash.facts['error']}: {crash.facts['message'].partition(chr(10))[0]}"
-    )
+    message = crash.facts["message"].partition("\n")[0]
+    typer.echo(f"step {crash.step} failed: {crash.facts['error']}: {message}")
     state = crash.state(like=place(job.initial_state, job.mesh))
-    typer.echo(f"the state before it is taken again from step {int(state.step)}")
-    state = forward(
-        CompiledStep(job.step, job.mesh), state, job.pipeline, crash.step, limit=float("inf")
-    )
+    typer.echo(f"the state before it is computed again from step {int(state.step)}")
+    compiled = CompiledStep(job.step, job.mesh)
+    state = forward(compiled, state, job.pipeline, crash.step, limit=float("inf"))
     kept = crash.batch(like=job.pipeline.batch(0))
     batch = job.pipeline.batch(crash.step - 1) if kept is None else kept
     if no_jit:
-        for phrase in find_nan_origin(job.step, state, batch) or [
-            "operation by operation, all of it is finite"
-        ]:
+        origin = find_nan_origin(job.step, state, batch)
+        for phrase in origin or ["operation by operation, all values are finite"]:
             typer.echo(phrase)
     found = locate(job.step, state, batch)
     if not found:
         _, metrics = job.step(state, batch)
-        typer.echo(
-            f"all of it is finite: {format_values({name: float(each) for name, each in metrics.items()})}"
-        )
+        values = {name: float(value) for name, value in metrics.items()}
+        typer.echo(f"all values are finite: {format_values(values)}")
     for number, phrase in enumerate(found):
         typer.echo(f"{'first' if number == 0 else 'then'} not finite: {phrase}")

@@ -1,4 +1,4 @@
-"""Run directories, as commands take them."""
+"""Run directories that commands open."""
 
 import dataclasses
 import time
@@ -13,37 +13,38 @@ if TYPE_CHECKING:
 
 
 def wait_for_run(run: Path, timeout: float | None) -> None:
-    """Wait until a run has begun in a directory; a minute if there is no other limit."""
-    from ftrain.config.run_directory import CONFIG
+    """Wait until a run has begun in a directory, at most `timeout` seconds; by default 60."""
+    from ftrain.config.load import RUN_CONFIG
 
     deadline = time.monotonic() + (60.0 if timeout is None else timeout)
-    while not exists(run / CONFIG) and time.monotonic() < deadline:
+    while not exists(run / RUN_CONFIG) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
 def open_run(run: Path) -> "Job":
-    """The job that a run directory holds."""
+    """Return the job of a run directory, on one device if its mesh does not fit this machine."""
     import jax
 
     from ftrain.cluster.mesh import AXES, sizes
     from ftrain.config import ConfigError, build, load, plan
-    from ftrain.config.run_directory import CONFIG
+    from ftrain.config.load import RUN_CONFIG
 
-    if not exists(run / CONFIG):
+    if not exists(run / RUN_CONFIG):
         raise ConfigError(
-            f"{run / CONFIG}: there is no such file; RUN is a directory that `ftrain train` made"
+            f"{run / RUN_CONFIG}: there is no such file; "
+            "RUN is a directory that `ftrain train` made"
         )
-    planned = plan(load(run / CONFIG))
+    planned = plan(load(run / RUN_CONFIG))
     asked = planned.calls["mesh"].arguments
     try:
         sizes(**{axis: asked[axis] for axis in AXES}, devices=jax.device_count())
-    except ValueError:  # it was trained on more devices than there are here
+    except ValueError:  # it was trained on more devices than this machine has
         planned = on_one_device(planned)
     return build(planned, directory=run)
 
 
 def on_one_device(planned: "Plan") -> "Plan":
-    """The same plan for a mesh that is always there."""
+    """Return the same plan for a mesh of one device, which every machine has."""
     call = planned.calls["mesh"]
     one = dataclasses.replace(call, arguments=call.arguments | {"data": 1, "fsdp": 1, "model": 1})
     return dataclasses.replace(planned, calls=planned.calls | {"mesh": one})

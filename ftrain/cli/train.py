@@ -13,14 +13,15 @@ import typer
 from ftrain.cli.arguments import ConfigPath, Overrides
 from ftrain.paths import shown
 
-process_started = time.monotonic()  # nearly: nothing heavy has been imported yet
-
 if TYPE_CHECKING:
     from ftrain.cli.distributed import DeferredStop
     from ftrain.cluster import ProcessGroup
     from ftrain.config import Job
     from ftrain.config.plan import Plan
     from ftrain.run import Run
+    from ftrain.training import Hook
+
+process_started = time.monotonic()  # nearly: nothing heavy has been imported yet
 
 
 def train(
@@ -29,7 +30,7 @@ def train(
     accept_changes: Annotated[
         bool,
         typer.Option(
-            "--accept-changes", help="Go on in a run directory that holds another config."
+            "--accept-changes", help="Continue in a run directory that holds another config."
         ),
     ] = False,
     ledger: Annotated[
@@ -45,17 +46,17 @@ def train(
         ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="Which of them this one is, as worker:0.")
+        str | None, typer.Option(help="Which of these processes this one is, such as worker:0.")
     ] = None,
 ) -> None:
     """Train what CONFIG describes; the same command again resumes, and so does `ftrain train RUN`.
 
-    Ctrl-C saves and stops, twice stops at once. Where several processes train together (ftrain launch, SLURM,
-    Kubernetes, TF_CONFIG) each of them is this command.
+    Ctrl-C saves and stops, a second one stops at once. Of a job with several processes (ftrain
+    launch, SLURM, Kubernetes, TF_CONFIG), each process runs this command.
     """
     from ftrain.launching.reporter import reporter_of_this_process
 
-    reporter = reporter_of_this_process()  # first, because what follows takes time
+    reporter = reporter_of_this_process()  # first: the imports below take time
     from ftrain.cli.distributed import DeferredStop, join, report_failures
     from ftrain.config import load, plan
     from ftrain.training import stop_on_signals, use_compilation_cache
@@ -68,7 +69,7 @@ def train(
     reporter.start()
     with join(planned, cluster, task, reporter) as group, report_failures(reporter, group):
         stop = DeferredStop()
-        with stop_on_signals(stop.request):  # from here on: jax would swallow them
+        with stop_on_signals(stop.request):  # so early because jax would swallow them
             _train(planned, group, stop, accept_changes, ledger, timing)
 
 
@@ -83,7 +84,6 @@ def _train(
     from rich.console import Console
 
     from ftrain.cli.distributed import build_chief_first, claim_directory, injected_faults
-    from ftrain.cli.first_step import FirstStep
     from ftrain.hooks import DigestLog, ProgressBar
     from ftrain.run import Run
     from ftrain.tree import count_elements
@@ -95,7 +95,7 @@ def _train(
     console = Console()
     bar = ProgressBar(job.steps, console) if console.is_terminal else None
     started = time.monotonic()
-    hooks = [*job.hooks(bar), FirstStep(process_started)]
+    hooks = [*job.hooks(bar), _first_step_hook()]
     hooks += [DigestLog(ledger)] if ledger else []
     faults = injected_faults(job.directory, group.index)
     hooks += [faults] if faults else []
@@ -126,17 +126,42 @@ def _train(
         _conclude(job, run, time.monotonic() - started)
 
 
+def _first_step_hook() -> "Hook":
+    """Return a hook that reports, once, how long this process took to finish its first step."""
+    from ftrain.training import Hook, Metrics, Report
+
+    class FirstStep(Hook):  # in here, because importing Hook imports jax
+        chief_only = True
+
+        def __init__(self) -> None:
+            self._report: Report | None = None
+            self._reported = False
+
+        def begin(self, report: Report) -> None:
+            self._report = report
+            report.listen(metrics=self._watch)
+
+        def _watch(self, metrics: Metrics) -> None:
+            if not self._reported and self._report is not None:
+                self._reported = True
+                seconds = time.monotonic() - process_started
+                self._report.notice(f"first step after {seconds:.1f} s")
+
+    return FirstStep()
+
+
 def _show_timing(seconds: dict[str, float]) -> None:
-    whole = sum(seconds.values())
+    total = sum(seconds.values())
     print("where the time went:")
     for name, spent in seconds.items():
-        print(f"  {name:<24}{spent:>9.3f} s{spent / whole:>8.1%}")
+        print(f"  {name:<24}{spent:>9.3f} s{spent / total:>8.1%}")
 
 
 def _introduce(job: "Job", processes: int, parameters: int) -> None:
     where = f"{job.mesh.size} device(s)" + (f" of {processes} processes" if processes > 1 else "")
+    examples = len(job.pipeline.source)
     print(
-        f"{job.plan.top['task']}: {parameters:,} parameters, {len(job.pipeline.source):,} examples, "
+        f"{job.plan.top['task']}: {parameters:,} parameters, {examples:,} examples, "
         f"{job.steps:,} steps of {job.pipeline.batch_size}, {where}; in {shown(job.directory)}",
         flush=True,
     )
@@ -145,10 +170,10 @@ def _introduce(job: "Job", processes: int, parameters: int) -> None:
 def _conclude(job: "Job", run: "Run", seconds: float) -> None:
     if run.steps_taken < job.steps:
         where = f"step {run.steps_taken} of {job.steps} ({run.stop_reason})"
-        was_over = run.steps_taken == run.start_step and not run.interrupted
+        had_ended = run.steps_taken == run.start_step and not run.interrupted
         print(
-            (f"no further step: the run ended at {where}" if was_over else f"stopped at {where}")
-            + ("; the same command goes on from there" if run.interrupted else "")
+            (f"no further step: the run ended at {where}" if had_ended else f"stopped at {where}")
+            + ("; the same command resumes there" if run.interrupted else "")
         )
         return
     taken = run.steps_taken - run.start_step
@@ -162,8 +187,8 @@ def _conclude(job: "Job", run: "Run", seconds: float) -> None:
 
 
 def _command(name: str) -> str:
-    """What to type for a program of this environment, which may not be activated."""
-    beside = Path(sys.executable).with_name(name)
-    return (
-        name if shutil.which(name) or not beside.exists() else shlex.quote(os.path.relpath(beside))
-    )
+    """Return what to type for a program of this environment, which may not be activated."""
+    installed = Path(sys.executable).with_name(name)
+    if shutil.which(name) or not installed.exists():
+        return name
+    return shlex.quote(os.path.relpath(installed))

@@ -15,24 +15,25 @@ from ftrain.paths import local_path
 if TYPE_CHECKING:
     from ftrain.cli.kill_test import KillTest, Trial
 
-SAVES = 10  # in a run, at least
+MIN_SAVES = 10  # of a run
 
 
 def verify_resume(
     config: ConfigPath,
     overrides: Overrides = None,
-    kills: Annotated[int, typer.Option(min=1, help="How often the run is killed.")] = 20,
-    processes: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the moments at which it is killed.")] = 0,
+    kills: Annotated[int, typer.Option(min=1, help="Number of times the run is killed.")] = 20,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes of the run.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the random moments of the kills.")] = 0,
     directory: Annotated[
-        Path | None, typer.Option(help="Where both runs are kept; if not given, nowhere.")
+        Path | None, typer.Option(help="Where to keep both runs; by default they are deleted.")
     ] = None,
 ) -> None:
-    """Prove that a run of CONFIG that is killed and resumed is, bit for bit, one that was not.
+    """Prove that a run that is killed and resumed equals an uninterrupted one, bit for bit.
 
-    It trains twice, once straight through and once killed (SIGKILL) at random moments, about half of the times inside
-    of a save, and resumed. The digests of every step's batch and state are compared, and at the end the final states.
-    Of several processes, one at a time is killed, each as often as the others; those have to end by themselves.
+    It trains twice: once uninterrupted, and once killed (SIGKILL) at random moments, about half of
+    them during a save, and resumed. It compares the digests of each step's batch and state, and the
+    final states. Of several processes, it kills one at a time, each as often as the others; the
+    others must exit by themselves.
     """
     from ftrain.cli.kill_test import KillTest
 
@@ -41,30 +42,29 @@ def verify_resume(
         raise typer.BadParameter(f"{directory} is not empty")
     overrides = [*(overrides or []), *_more_saves(config, overrides or [])]
     home = directory or Path(tempfile.mkdtemp(prefix="verify-resume-"))
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # which must end the processes that train, too
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+            # KeyboardInterrupt, so that the processes that train end too.
             signal.signal(number, signal.default_int_handler)
-    test, flaw = KillTest(config, overrides, home, seed, processes), None
+    test = KillTest(config, overrides, home, seed, processes)
+    failure = None
     try:
-        flaw = _find_flaw(test, kills)
+        failure = _find_failure(test, kills)
     finally:
-        if directory is None and flaw is None:
+        if directory is None and failure is None:
             shutil.rmtree(home, ignore_errors=True)
-    if flaw is not None:
-        typer.echo(f"{flaw}\nboth runs are kept in {home}")
+    if failure is not None:
+        typer.echo(f"{failure}\nboth runs are kept in {home}")
         raise typer.Exit(1)
     typer.echo(
-        f"the same, bit for bit: {test.compared:,} steps of {test.count} runs, {test.resumed} of them resumed "
-        f"from a checkpoint, after {test.kills} kills, {test.inside} of them inside of a save; and the final state"
+        f"the same, bit for bit: {test.compared:,} steps of {test.count} runs, "
+        f"{test.resumed} of them resumed from a checkpoint, after {test.kills} kills, "
+        f"{test.inside} of them inside of a save; and the final state"
     )
 
 
-def _find_flaw(test: "KillTest", kills: int) -> str | None:
-    """Both runs, and the first thing that is wrong with them: mostly a difference."""
+def _find_failure(test: "KillTest", kills: int) -> str | None:
+    """Do both runs, and return the first difference or hang, or None."""
     started = time.monotonic()
     steps = test.run_straight()
     typer.echo(f"straight through: {steps:,} steps in {time.monotonic() - started:.1f} s")
@@ -82,8 +82,8 @@ def _find_flaw(test: "KillTest", kills: int) -> str | None:
         if trial.kill is None:
             if test.kills < kills or not test.resumed:
                 typer.echo(
-                    f"it ended after {test.kills} of {kills} kills, and {test.resumed} runs were resumed from a "
-                    f"checkpoint: give it more steps, as steps={steps * 4}"
+                    f"it ended after {test.kills} of {kills} kills, and {test.resumed} runs were "
+                    f"resumed from a checkpoint: use more steps, such as steps={steps * 4}"
                 )
                 raise typer.Exit(1)
             difference = test.compare_final_states()
@@ -91,7 +91,7 @@ def _find_flaw(test: "KillTest", kills: int) -> str | None:
 
 
 def _describe_kill(trial: "Trial") -> str:
-    """What became of a process, and of the others if they did not take it as they should."""
+    """Return which process was killed and when, and unexpected exit codes of the others."""
     from ftrain.launching import PEER_FAILED
 
     if trial.kill is None:
@@ -102,31 +102,29 @@ def _describe_kill(trial: "Trial") -> str:
     others = [
         rank for rank in range(len(trial.codes)) if rank not in (trial.kill.rank, *trial.late)
     ]
-    odd = [rank for rank in others if trial.codes[rank] != PEER_FAILED]
-    ends = [f"process {rank} ended with exit code {trial.codes[rank]}" for rank in odd]
+    unexpected = [rank for rank in others if trial.codes[rank] != PEER_FAILED]
+    ends = [f"process {rank} ended with exit code {trial.codes[rank]}" for rank in unexpected]
     return "; ".join([f"process {trial.kill.rank} {moment}", *ends])
 
 
 def _describe_late(trial: "Trial") -> str:
     from ftrain.cli.kill_test import PATIENCE
 
-    who = "; ".join(f"process {rank} did not end by itself" for rank in trial.late)
-    killed = (
-        ""
-        if trial.kill is None
-        else f" within {PATIENCE:g} s after process {trial.kill.rank} was killed"
-    )
-    return f"{who}{killed}; killed/output.txt has its last words"
+    late = "; ".join(f"process {rank} did not exit by itself" for rank in trial.late)
+    limit = ""
+    if trial.kill is not None:
+        limit = f" within {PATIENCE:g} s after process {trial.kill.rank} was killed"
+    return f"{late}{limit}; killed/output.txt has its last output"
 
 
 def _more_saves(config: Path, overrides: list[str]) -> list[str]:
-    """What is to be overridden so that there are checkpoints enough to resume from."""
+    """Return overrides for enough checkpoints to resume from."""
     from ftrain.config import load, plan
 
     planned = plan(load(config, overrides))
-    wanted = max(1, planned.top["steps"] // SAVES)
+    interval = max(1, planned.top["steps"] // MIN_SAVES)
     every = planned.resolved()["checkpoint"].get("every_steps")
-    if every is not None and every <= wanted:
+    if every is not None and every <= interval:
         return []
-    typer.echo(f"saving every {wanted} steps, so that there is something to resume from")
-    return [f"checkpoint.every_steps={wanted}"]
+    typer.echo(f"saving every {interval} steps, so that there are checkpoints to resume from")
+    return [f"checkpoint.every_steps={interval}"]

@@ -1,4 +1,4 @@
-"""Building: a checked plan becomes the objects of a run."""
+"""Building: make the objects of a run from a checked plan."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,9 @@ from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.cluster import Sharding, batch_shard, split_batch
 from ftrain.config.call import Call, Named
 from ftrain.config.checking import call, named
-from ftrain.config.kinds import OPTIMIZER
+from ftrain.config.functions import OPTIMIZER, parameters
 from ftrain.config.load import ConfigError
-from ftrain.config.plan import INPUT, Plan
-from ftrain.config.types import parameters
+from ftrain.config.plan import TASK_INPUT, Plan
 from ftrain.data import Pipeline
 from ftrain.data.shapes import check_numbers
 from ftrain.data.source import Batch
@@ -36,7 +35,7 @@ from ftrain.tree import Tree
 
 @dataclass(frozen=True)
 class Job:
-    """All that a run needs; nothing is on disk yet, and no parameter has been made."""
+    """All that a run needs. Nothing is on disk yet, and no parameter is initialized."""
 
     plan: Plan
     directory: Path
@@ -44,9 +43,7 @@ class Job:
     task: Task
     pipeline: Pipeline
     optimizer: optax.GradientTransformation
-    learning_rate: (
-        LearningRate | None
-    )  # as the config says it: an optax optimizer closes over its own
+    learning_rate: LearningRate | None  # from the config, as optax optimizers hide theirs
     step: Step
     mesh: Mesh
     sharding: Sharding
@@ -56,24 +53,24 @@ class Job:
     summaries: SummarySaver
     logging: Logging
     saver: CheckpointSaver
-    others: list[Hook]  # those that [[hooks]] names
+    others: list[Hook]  # those of [[hooks]]
 
     def hooks(self, console: Hook | None = None) -> list[Hook]:
-        """The hooks that the config names; `console` takes the place of plain log lines."""
+        """Return the hooks of the config; `console` replaces plain log lines."""
         hooks = [self.evaluator, *self.others, self.summaries, console or self.logging, self.saver]
         return [hook for hook in hooks if hook is not None]
 
     def initial_state(self) -> TrainState:
-        """The state before the first step, a pure function of the seed, compiled as one: that is quicker.
+        """Return the state before the first step, a pure function of the seed.
 
-        Each device makes only what it holds of it.
+        It is compiled as one function, which is faster, and each device computes only its shards.
         """
         if self.mesh.size == 1:
             return jax.jit(self._initial_state)()
         return jax.jit(self._initial_state, out_shardings=self.shardings())()
 
     def initial(self) -> Initial:
-        """How a run comes by that state, if there is none to resume from."""
+        """Return how a run makes its state if there is none to resume from."""
         return Initial(self.initial_state, self._like)
 
     def _like(self) -> TrainState:
@@ -87,7 +84,7 @@ class Job:
         return jax.tree.map(with_sharding, shapes, self.shardings())
 
     def shardings(self) -> Tree:
-        """How the state lies on the mesh; rules that do not fit are found here."""
+        """Return the shardings of the state; raise ConfigError if a rule does not fit."""
         try:
             return self.sharding.shardings(self.abstract_state(), self.mesh)
         except ValueError as error:
@@ -100,16 +97,19 @@ class Job:
         )
 
     def abstract_state(self) -> TrainState:
-        """The shapes and dtypes of the state, without computing it."""
+        """Return the shapes and dtypes of the state, without computing it."""
         return jax.eval_shape(self._initial_state)
 
     def trace(self) -> tuple[TrainState, Metrics]:
-        """The shapes of the state and the metrics of a step, without computing it; what does not fit is found here."""
+        """Return the shapes of the state and of a step's metrics, without computing them.
+
+        Raises ConfigError if the task, its data and the state do not fit each other.
+        """
         batch = self._first_batch()
         try:
             state = self.abstract_state()
             metrics = jax.eval_shape(
-                spread(self.step, self.mesh, self.parallel), state, self._of_all(batch)
+                spread(self.step, self.mesh, self.parallel), state, self._global_shapes(batch)
             )[1]
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -119,8 +119,8 @@ class Job:
         self.shardings()
         return state, metrics
 
-    def _of_all(self, batch: Batch) -> Tree:
-        """The shapes of a batch of all processes, from this one's part."""
+    def _global_shapes(self, batch: Batch) -> Tree:
+        """Return the shapes of the global batch, from this process's part."""
         count = self.pipeline.shard_count
         return {
             k: jax.ShapeDtypeStruct((len(v) * count, *v.shape[1:]), v.dtype)
@@ -130,24 +130,30 @@ class Job:
     def _first_batch(self) -> Batch:
         try:
             return check_numbers(retry(lambda: self.pipeline.batch(0)))
-        except (DamagedRecordError, SpecError):  # they say it all
+        except (DamagedRecordError, SpecError):  # complete messages
             raise
         except Exception as error:
             if is_transient(error):
                 raise
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
-            place = f"\n{'; '.join(notes)}" if (notes := getattr(error, "__notes__", [])) else ""
-            message = f"{self.plan.config.path}: the input of {self.plan.top['task']} fails: {what}{place}"
-            raise ConfigError(message) from error
+            notes = getattr(error, "__notes__", [])
+            place = f"\n{'; '.join(notes)}" if notes else ""
+            task = self.plan.top["task"]
+            raise ConfigError(
+                f"{self.plan.config.path}: the input of {task} fails: {what}{place}"
+            ) from error
 
 
 def build(plan: Plan, directory: str | Path | None = None) -> Job:
-    """Call what the plan names. `directory` overrides where the run lives, for a run that was moved."""
-    calls, top = plan.calls, plan.top
+    """Call the functions of a plan; `directory` overrides run.directory, as for a moved run."""
+    calls = plan.calls
+    top = plan.top
     home = local_path(directory or calls["run"].arguments["directory"])
-    optimizer, rate = calls["optimizer"].make(), _learning_rate(calls["optimizer"])
-    for wrapper in ("sync_replicas", "guard", "loss_scaling"):  # the outer one comes last
-        optimizer = calls[wrapper].make(optimizer=optimizer) if wrapper in calls else optimizer
+    optimizer = calls["optimizer"].make()
+    rate = _learning_rate(calls["optimizer"])
+    for wrapper in ("sync_replicas", "guard", "loss_scaling"):  # the outermost comes last
+        if wrapper in calls:
+            optimizer = calls[wrapper].make(optimizer=optimizer)
     if calls["step"].arguments.get("averages_of") and "averages" not in calls["step"].arguments:
         raise plan.config.error("step.averages_of", "needs step.averages, a decay such as 0.999")
     mesh = calls["mesh"].make()
@@ -213,31 +219,31 @@ def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:
 
 
 def _averages(plan: Plan) -> bool | list[str]:
-    """What of the parameters the step averages: all, none, or what these patterns match."""
+    """Return which parameters the step averages: all, none, or patterns of their names."""
     arguments = plan.calls["step"].arguments
-    return arguments.get("averages_of") or True if "averages" in arguments else False
+    if "averages" not in arguments:
+        return False
+    return arguments.get("averages_of") or True
 
 
 def _straggler_timeout(plan: Plan) -> float | None:
-    return (
-        plan.calls["sync_replicas"].arguments["straggler_timeout"] or None
-        if "sync_replicas" in plan.calls
-        else None
-    )
+    if "sync_replicas" not in plan.calls:
+        return None
+    return plan.calls["sync_replicas"].arguments["straggler_timeout"] or None
 
 
 def _check_input(plan: Plan, task: Task) -> None:
-    """What a task gives to its pipeline must be what no config can say."""
-    wrong = [name for name in task.input if name not in INPUT]
+    """Raise if a task sets an argument of the pipeline that belongs in [data]."""
+    wrong = [name for name in task.input if name not in TASK_INPUT]
     if wrong:
         raise ConfigError(
-            f"{plan.config.path}: {plan.top['task']} makes a Task(input=...) with {wrong[0]}; it may have "
-            f"{', '.join(sorted(INPUT))}, the rest stands in [data]"
+            f"{plan.config.path}: {plan.top['task']} makes a Task(input=...) with {wrong[0]}; "
+            f"it may have {', '.join(sorted(TASK_INPUT))}, the rest belongs in [data]"
         )
 
 
 def _hook(call: Call, home: Path) -> Hook:
-    """A hook of the config's own; one that needs a directory and is told none works in the run's."""
+    """Make a hook of [[hooks]]; its directory is the run's if it needs one and has none."""
     needed = [name for name, parameter in parameters(call.function).items() if parameter.required]
     lacks_directory = "directory" in needed and "directory" not in call.arguments
     return call.make(directory=home) if lacks_directory else call.make()
@@ -249,9 +255,7 @@ def _listeners(plan: Plan) -> list[SaveListener]:
     listeners = [named(name, key, plan.config).function for name in names]
     for name, listener in zip(names, listeners, strict=True):
         if not (isinstance(listener, type) and issubclass(listener, SaveListener)):
-            raise plan.config.error(
-                key, f"{name!r} is not a class of listeners, ftrain.hooks.SaveListener"
-            )
+            raise plan.config.error(key, f"{name!r} is not a subclass of ftrain.hooks.SaveListener")
     return [call(key, listener, {}, plan.config).make() for listener in listeners]
 
 
@@ -261,18 +265,21 @@ def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
     evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=task.evaluate)
     if evaluator.use_averages and "averages" not in plan.calls["step"].arguments:
         raise ConfigError(
-            f"{plan.config.path}: evaluation.use_averages needs step.averages, a decay such as 0.999"
+            f"{plan.config.path}: evaluation.use_averages needs step.averages, "
+            "a decay such as 0.999"
         )
     return evaluator
 
 
 def _learning_rate(optimizer: Call) -> LearningRate | None:
-    """The learning rate that a config gives its optimizer, or the one optimizer inside of it that has one."""
+    """Return the learning rate of an optimizer, or of the only optimizer in it that has one."""
     if "learning_rate" in optimizer.arguments:
         rate = optimizer.arguments["learning_rate"]
         return rate.make() if isinstance(rate, (Call, Named)) else rate
     inner = [nested for nested in optimizer.nested() if nested.kind is OPTIMIZER]
     rates = [rate for rate in map(_learning_rate, inner) if rate is not None]
-    # MultiSteps has its own clock: a schedule inside of it sees another step than the run's.
-    is_late = optimizer.function is optax.MultiSteps and callable(rates[0] if rates else None)
-    return rates[0] if len(rates) == 1 and not is_late else None
+    if len(rates) != 1:
+        return None
+    # MultiSteps counts its own steps, so a schedule in it does not see the step of the run.
+    is_hidden = optimizer.function is optax.MultiSteps and callable(rates[0])
+    return None if is_hidden else rates[0]

@@ -1,4 +1,4 @@
-"""Calls: a function that a config names with checked arguments; calling it, and writing it out as TOML."""
+"""Calls: functions with checked arguments, which are called, or written as TOML."""
 
 import datetime
 import enum
@@ -9,61 +9,56 @@ from typing import Any
 
 import numpy as np
 
-from ftrain.config.kinds import Kind
+from ftrain.config.functions import TIMING, Kind, as_positional, takes_trigger
 from ftrain.config.load import Config, ConfigError, Table
-from ftrain.config.types import TIMING, as_positional, takes_trigger
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.training import at, every, first
 
-_ITS_OWN_WORDS = (
-    ConfigError,
-    DamagedRecordError,
-    SpecError,
-)  # errors that name what is wrong, and where
+# Errors that name the place of the mistake themselves.
+_COMPLETE_ERRORS = (ConfigError, DamagedRecordError, SpecError)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function with checked arguments; some of them may be calls themselves."""
+    """A function with checked arguments, some of which may be calls."""
 
     key: str  # the table's dotted name
     function: Callable[..., Any]
     arguments: Table
     config: Config = field(repr=False)
-    kind: Kind | None = None  # what the function must make, if the config chose it
-    name: str | None = None  # of the function, if the table itself says it
-    beside: frozenset[str] = frozenset()  # keys of the table that are not for this function
+    kind: Kind | None = None  # what the function must return, if the config chose it
+    name: str | None = None  # of the function, if the table has a key `name`
+    extra: frozenset[str] = frozenset()  # keys of the table that are not arguments
 
     def make(self, **given: Any) -> Any:
-        """Call the function; whatever it raises is a ConfigError."""
+        """Call the function; any exception becomes a ConfigError."""
         arguments = {
-            name: _made(value) for name, value in self.arguments.items() if name not in self.beside
+            name: _made(value) for name, value in self.arguments.items() if name not in self.extra
         }
         try:
             timed = _join_timing(arguments) if takes_trigger(self.function) else arguments
             positional, named = as_positional(self.function, timed)
             made = self.function(*positional, **named, **given)
             made = made if self.kind is None else self.kind.adapt(made)
-        except _ITS_OWN_WORDS:
+        except _COMPLETE_ERRORS:
             raise
         except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
             raise self._refused(" ".join(str(error).split())) from error
         except Exception as error:
-            raise self._refused(
-                " ".join(f"fails: {type(error).__name__}: {error}".split())
-            ) from error
+            message = f"fails: {type(error).__name__}: {error}"
+            raise self._refused(" ".join(message.split())) from error
         if self.kind is not None and not self.kind.is_made(made):
             called = getattr(self.function, "__qualname__", self.name)
             raise self._refused(f"{called} should make {self.kind.noun}, it made {made!r:.60}")
         return made
 
     def resolved(self) -> Table:
-        """The table as it would be written out in full, defaults included."""
+        """Return the table in full, defaults included."""
         named = {} if self.name is None else {"name": self.name}
         return named | {name: as_toml(value) for name, value in self.arguments.items()}
 
     def nested(self) -> list["Call"]:
-        """The calls among the arguments, in arrays and tables too."""
+        """Return the calls among the arguments, in arrays and tables too."""
         return _calls_in(list(self.arguments.values()))
 
     def _refused(self, message: str) -> ConfigError:
@@ -74,28 +69,30 @@ class Call:
 
 @dataclass(frozen=True)
 class Named:
-    """A function that a config names to be handed over as it is."""
+    """A function that a config names and that is an argument itself."""
 
     name: str
     function: Callable[..., Any] = field(repr=False)
 
     def make(self) -> Callable[..., Any]:
+        """Return the function."""
         return self.function
 
 
 @dataclass(frozen=True)
 class Default:
-    """A default that the function gets as it is, with the table that a config would write for it."""
+    """A default that is an object, with the table that would make it."""
 
     value: Any
     table: Call
 
     def make(self) -> Any:
+        """Return the default."""
         return self.value
 
 
 def as_toml(value: Any) -> Any:
-    """A checked argument as TOML has it."""
+    """Return a checked argument as a TOML value."""
     match value:
         case Call():
             return value.resolved()
@@ -118,7 +115,7 @@ def as_toml(value: Any) -> Any:
 
 
 def is_toml(value: Any) -> bool:
-    """Whether TOML can say a value, or stand for it."""
+    """True for a value that TOML can express."""
     if isinstance(value, (list, tuple, set, frozenset)):
         return not hasattr(value, "_fields") and all(map(is_toml, value))
     if isinstance(value, dict):
@@ -138,17 +135,15 @@ def _made(value: Any) -> Any:
 def _calls_in(value: Any) -> list[Call]:
     if isinstance(value, Call):
         return [value]
-    inner = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, (list, tuple))
-        else ()
-    )
-    return [found for each in inner for found in _calls_in(each)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)):
+        return []
+    return [found for each in value for found in _calls_in(each)]
 
 
 def _join_timing(arguments: Table) -> Table:
+    """Replace the keys of timing by the trigger `when`."""
     steps, secs, chosen, count = (arguments.get(name) for name in TIMING)
     rest = {name: value for name, value in arguments.items() if name not in TIMING}
     ways = [
@@ -159,6 +154,6 @@ def _join_timing(arguments: Table) -> Table:
     triggers = [trigger for trigger in ways if trigger is not None]
     if len(triggers) > 1:
         raise ValueError(
-            "says when in two ways: use every_steps and every_secs, or at_steps, or first_steps"
+            "has two kinds of timing: use every_steps and every_secs, or at_steps, or first_steps"
         )
     return rest | {"when": triggers[0]} if triggers else rest

@@ -1,4 +1,4 @@
-"""Checking: the tables of a config against the signatures of the functions that they call; nothing is called yet."""
+"""Checking: tables of a config against the signatures of the functions that they call."""
 
 import contextlib
 import dataclasses
@@ -18,13 +18,26 @@ from ftrain.config.forms import (
     Row,
     Text,
     alternatives,
+    call_hint,
+    check_scalar,
+    describe,
+    fits,
+    is_number,
 )
-from ftrain.config.kinds import UNKNOWN, Kind, find, instances_of, kind_of, suggest
+from ftrain.config.functions import (
+    TIMING,
+    UNKNOWN,
+    Kind,
+    Parameter,
+    find,
+    instances_of,
+    kind_of,
+    parameters,
+    suggest_or_list,
+)
 from ftrain.config.load import Config, ConfigError, Table
-from ftrain.config.scalars import check_scalar, describe, fits, is_number, way_out
-from ftrain.config.types import TIMING, Parameter, parameters
 
-DEEPEST = 32  # tables inside of each other
+MAX_DEPTH = 32  # of tables inside of each other
 
 
 def call(
@@ -36,28 +49,33 @@ def call(
     given: frozenset[str] = frozenset(),
     kind: Kind | None = None,
     name: str | None = None,
-    beside: dict[str, Parameter] | None = None,
+    extra: dict[str, Parameter] | None = None,
 ) -> Call:
-    """A checked call of `function` with the keys of a table; keys `beside` its arguments are only checked and kept."""
-    if key.count(".") > DEEPEST:
-        raise config.error(key, f"is inside of more than {DEEPEST} tables")
-    accepted = parameters(function, given) | (beside or {})
+    """Return a checked call of `function` with the keys of a table.
+
+    `given` are arguments that the builder adds. Keys that are `extra` to the arguments are only
+    checked and kept.
+    """
+    if key.count(".") > MAX_DEPTH:
+        raise config.error(key, f"is inside of more than {MAX_DEPTH} tables")
+    accepted = parameters(function, given) | (extra or {})
     arguments = check_table(key, accepted, table, config)
-    return Call(key, function, arguments, config, kind, name, frozenset(beside or {}))
+    return Call(key, function, arguments, config, kind, name, frozenset(extra or {}))
 
 
 def component(
     key: str, kind: Kind, table: Table, config: Config, *, given: frozenset[str] = frozenset()
 ) -> Call:
-    """A checked call of the function that a table names; `given` are arguments that the builder adds if they miss."""
+    """Return a checked call of the function that a table names.
+
+    `given` are arguments that the builder adds if they are missing.
+    """
     name = table.get("name")
     if not isinstance(name, str) or not name:
         known = ", ".join(kind.components())
-        way_out = f"name one of {known}" if known else 'write name = "package.module:function"'
-        what = (
-            "is missing" if name is None else f"should be the name of a function, got {name!r:.60}"
-        )
-        raise config.error(f"{key}.name", f"{what}; {way_out}")
+        hint = f"name one of {known}" if known else 'write name = "package.module:function"'
+        wrong = f"should be the name of a function, got {name!r:.60}"
+        raise config.error(f"{key}.name", f"{'is missing' if name is None else wrong}; {hint}")
     function = resolve(kind, name, f"{key}.name", config)
     arguments = {name: value for name, value in table.items() if name != "name"}
     return call(
@@ -66,16 +84,15 @@ def component(
 
 
 def resolve(kind: Kind, name: str, key: str, config: Config) -> Callable[..., Any]:
+    """Return the function of a kind that `key` names."""
     try:
         return kind.resolve(name)
-    except LookupError as error:
-        raise config.error(
-            key, str(error)
-        ) from error.__cause__  # what an import of the user's own raised, say
+    except LookupError as error:  # its cause may be an error in the user's module
+        raise config.error(key, str(error)) from error.__cause__
 
 
 def named(name: str, key: str, config: Config) -> Named:
-    """The function that "package.module:name" stands for."""
+    """Return the function named "package.module:name"."""
     try:
         return Named(name, find(name))
     except LookupError as error:
@@ -90,12 +107,15 @@ def check_table(
     *,
     more: tuple[str, ...] = (),
 ) -> Table:
-    """The arguments of a call: those in the table, checked, and the defaults of the others."""
+    """Return the arguments of a call: those in the table, checked, and defaults of the others.
+
+    `more` are other keys that exist beside `accepted`, for suggestions.
+    """
     prefix = f"{key}." if key else ""
     for name in table:
         if name not in accepted:
-            way_out = _replace_hint(key, name, config) or suggest(name, [*accepted, *more])
-            raise config.error(prefix + name, f"unknown key{way_out}")
+            hint = _replace_hint(key, name, config) or suggest_or_list(name, [*accepted, *more])
+            raise config.error(prefix + name, f"unknown key{hint}")
     for parameter in accepted.values():
         if parameter.required and parameter.name not in table:
             raise config.error(
@@ -106,16 +126,14 @@ def check_table(
         for name, value in table.items()
     }
     filled = _defaults(prefix, accepted, checked, config) | checked
-    return {
-        name: filled[name] for name in accepted if name in filled
-    }  # in the order of the signature
+    # In the order of the signature.
+    return {name: filled[name] for name in accepted if name in filled}
 
 
 def _argument(key: str, parameter: Parameter, value: Any, config: Config) -> Any:
     default = parameter.default
-    if is_toml(default) and repr(as_toml(default)) == repr(
-        value
-    ):  # it need not fit its own annotation: infinity, say
+    # A default, such as infinity, need not fit its own annotation.
+    if is_toml(default) and repr(as_toml(default)) == repr(value):
         return default
     if isinstance(value, dict) and "name" not in value and _is_record(parameter.form, default):
         return _fields(key, default, value, config)
@@ -123,7 +141,7 @@ def _argument(key: str, parameter: Parameter, value: Any, config: Config) -> Any
 
 
 def check(key: str, form: Form, value: Any, config: Config) -> Any:
-    """A TOML value as the form has it: checked, with calls where tables stand for what a function makes."""
+    """Return a checked TOML value, with a Call for each table that names a function."""
     forms = alternatives(form)
     if isinstance(value, dict):
         return _check_of_table(key, forms, value, config)
@@ -131,11 +149,8 @@ def check(key: str, form: Form, value: Any, config: Config) -> Any:
         return named(function, key, config)
     if isinstance(value, list):
         arrays = [each for each in forms if isinstance(each, (Items, Row))]
-        return (
-            _first_fit(key, arrays, value, config)
-            if arrays
-            else _check_scalar(key, forms, value, config)
-        )
+        if arrays:
+            return _first_fit(key, arrays, value, config)
     return _check_scalar(key, forms, value, config)
 
 
@@ -143,28 +158,30 @@ def _check_of_table(key: str, forms: tuple[Form, ...], value: Table, config: Con
     calls = [each for each in forms if isinstance(each, Made)]
     tables = [each for each in forms if isinstance(each, (Record, Entries))]
     functions = [each for each in calls if each.role != "instance"]
-    says_name = isinstance(value.get("name"), str)
+    has_function_name = isinstance(value.get("name"), str)
     has_anything = Anything() in forms
     if tables and (
-        not says_name or any(_has_name(each) for each in tables) or not (functions or has_anything)
+        not has_function_name
+        or any(_has_name(each) for each in tables)
+        or not (functions or has_anything)
     ):
         return _first_fit(key, tables, value, config)
     if has_anything:
-        return component(key, UNKNOWN, value, config) if says_name else value
-    if functions or (calls and says_name):
+        return component(key, UNKNOWN, value, config) if has_function_name else value
+    if functions or (calls and has_function_name):
         return component(key, kind_of((functions or calls)[0]), value, config)
     return _check_scalar(key, forms, value, config)
 
 
 def _first_fit(key: str, forms: list[Any], value: Any, config: Config) -> Any:
-    """The value as the first form has it that it fits; if there is none, the first one's complaint."""
-    complaints: list[ConfigError] = []
+    """Return the value checked by the first form that it fits; else raise the first error."""
+    errors: list[ConfigError] = []
     for form in sorted(forms, key=lambda each: -_shared_keys(each, value)):
         try:
             return _check_inside(key, form, value, config)
         except ConfigError as error:
-            complaints.append(error)
-    raise complaints[0]
+            errors.append(error)
+    raise errors[0]
 
 
 def _check_inside(
@@ -178,7 +195,7 @@ def _check_inside(
             ]
             try:
                 return form.container(checked)
-            except TypeError as error:  # a set of what cannot be in one
+            except TypeError as error:  # a set of unhashable values
                 raise config.error(key, str(error)) from None
         case Row():
             if len(value) != len(form.items):
@@ -208,7 +225,7 @@ def _entry_key(key: str, form: Entries, name: str, config: Config) -> Any:
 
 
 def _check_scalar(key: str, forms: tuple[Form, ...], value: Any, config: Config) -> Any:
-    """The value as the first form has it that it fits; an error that says what all of them expect."""
+    """Return the value checked by the first form that it fits; else raise what all expect."""
     phrases: dict[str, None] = {}
     others = [each for each in forms if not isinstance(each, Made)]
     for form in others or forms:
@@ -216,34 +233,31 @@ def _check_scalar(key: str, forms: tuple[Form, ...], value: Any, config: Config)
             return check_scalar(form, value)
         except ValueError as error:
             phrases[str(error)] = None
-    hint = "" if others else way_out(forms[0])
+    hint = "" if others else call_hint(forms[0])
     raise config.error(key, f"{' or '.join(phrases)}, got {value!r:.200}{hint}")
 
 
 def _only_made(parameter: Parameter) -> str:
-    """How to write an argument that only a call can make, as the end of a sentence."""
+    """Return the end of an error message: how to write an argument that only a call can make."""
     forms = alternatives(parameter.form)
     if not all(isinstance(form, Made) for form in forms):
         return ""
     made = next(form for form in forms if isinstance(form, Made))
-    return f"; it is {describe(made)}{way_out(made)}"
+    return f"; it is {describe(made)}{call_hint(made)}"
 
 
 def _function_name(forms: tuple[Form, ...], value: str) -> str | None:
-    """The function that a string names, if one can stand here."""
+    """Return a string if it names a function and a form accepts one."""
     if not any(isinstance(form, Made) and form.is_function for form in forms):
         return None
     takes_text = any(isinstance(form, (Text, Choice, Anything)) for form in forms)
     takes_text = takes_text or any(isinstance(form, Plain) and fits(form, value) for form in forms)
-    return (
-        value
-        if ":" in value or ("." in value and not takes_text and not is_number(value))
-        else None
-    )
+    is_dotted = "." in value and not takes_text and not is_number(value)
+    return value if ":" in value or is_dotted else None
 
 
 def _has_name(form: Record | Entries) -> bool:
-    """Whether `name` is a field of the table's own, and not that of a function."""
+    """True if `name` is a field of the class, not the name of a function."""
     return isinstance(form, Record) and "name" in parameters(form.cls)
 
 
@@ -252,7 +266,7 @@ def _shared_keys(form: Any, value: Any) -> int:
 
 
 def _is_record(form: Form, default: Any) -> bool:
-    """Whether a table changes some fields of a default: of a dataclass or a NamedTuple."""
+    """True if a table changes fields of a default that is a dataclass or a NamedTuple."""
     is_instance = dataclasses.is_dataclass(default) or hasattr(default, "_replace")
     if not is_instance or isinstance(default, type):
         return False
@@ -262,13 +276,13 @@ def _is_record(form: Form, default: Any) -> bool:
 
 
 def _fields(key: str, default: Any, table: Table, config: Config) -> Call:
-    """A copy of a default with some fields changed."""
+    """Return a call that copies a default with some fields changed."""
+    is_dataclass = dataclasses.is_dataclass(default)
 
     def replace(**fields: Any) -> Any:
-        is_dataclass = dataclasses.is_dataclass(default)
-        return (
-            dataclasses.replace(default, **fields) if is_dataclass else default._replace(**fields)
-        )
+        if is_dataclass:
+            return dataclasses.replace(default, **fields)
+        return default._replace(**fields)
 
     accepted = {
         name: dataclasses.replace(each, default=getattr(default, name, each.default))
@@ -278,7 +292,7 @@ def _fields(key: str, default: Any, table: Table, config: Config) -> Call:
 
 
 def _replace_hint(key: str, name: str, config: Config) -> str:
-    """What to do when the command line names another function and the file's arguments do not fit it."""
+    """Return a hint if the command line names another function than the file does."""
     if f"{key}.name" not in config.overridden or config.origin(f"{key}.{name}") == "command line":
         return ""
     chosen = config.values[key]["name"] if isinstance(config.values.get(key), dict) else "..."
@@ -286,7 +300,7 @@ def _replace_hint(key: str, name: str, config: Config) -> str:
 
 
 def _defaults(prefix: str, accepted: dict[str, Parameter], chosen: Table, config: Config) -> Table:
-    """The defaults that TOML can say. One way of timing that is chosen switches the other's default off."""
+    """Return the defaults that TOML can express; a chosen timing replaces the default one."""
     is_timed = bool(TIMING.keys() & chosen.keys())
     found: Table = {}
     for name, parameter in accepted.items():
@@ -295,7 +309,7 @@ def _defaults(prefix: str, accepted: dict[str, Parameter], chosen: Table, config
         if is_toml(parameter.default):
             found[name] = parameter.default
         elif _is_record(parameter.form, parameter.default):
-            with contextlib.suppress(ConfigError):  # of a default that no table can make again
+            with contextlib.suppress(ConfigError):  # no table can make this default
                 found[name] = Default(
                     parameter.default, _fields(prefix + name, parameter.default, {}, config)
                 )

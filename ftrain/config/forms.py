@@ -1,10 +1,11 @@
-"""Forms: which TOML values an annotation allows, as a small tree that checks and schemas are made from."""
+"""Forms: the TOML values that an annotation allows, as a small tree; checks of single values."""
 
 import collections.abc
 import dataclasses
 import datetime
 import enum
 import inspect
+import math
 import os
 import pathlib
 import types
@@ -17,21 +18,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ftrain.schedules import Schedule
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Values that TOML has itself: numbers, strings, booleans, dates; `type` may be a Literal or a union of these."""
+    """Values of TOML's own types, of a Literal, or of a union of these."""
 
     type: Any
 
 
 @dataclass(frozen=True)
 class Text:
-    """A string that becomes something else: a path, a dtype."""
+    """A string that is converted: a path, a dtype."""
 
     noun: str
     make: Callable[[str], Any]
@@ -54,14 +55,14 @@ class Items:
 
 @dataclass(frozen=True)
 class Row:
-    """An array of fixed length, each entry with a form of its own: tuple[int, str]."""
+    """An array of fixed length, with a form for each entry: tuple[int, str]."""
 
     items: tuple["Form", ...]
 
 
 @dataclass(frozen=True)
 class Entries:
-    """A table with keys of the user's choice: dict[str, float]. TOML's keys are strings; `key` makes them."""
+    """A table with any keys: dict[str, float]. `key` converts TOML's strings."""
 
     key: Callable[[str], Any]
     value: "Form"
@@ -76,24 +77,25 @@ class Record:
 
 @dataclass(frozen=True)
 class Made:
-    """What only a call can make, a table with a `name`. A function can also be named by a string."""
+    """What only a call can make: a table with a `name`, or for a function its name as a string."""
 
     role: Literal["optimizer", "schedule", "function", "instance"]
     annotation: Any
 
     @property
     def is_function(self) -> bool:
+        """True if the name of a function is enough."""
         return self.role in ("schedule", "function")
 
 
 @dataclass(frozen=True)
 class Anything:
-    """No annotation, or one that allows all."""
+    """No annotation, or one that allows everything."""
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """A union, without None: TOML has no word for it."""
+    """A union, without None, which TOML does not have."""
 
     forms: tuple["Form", ...]
 
@@ -113,17 +115,18 @@ _CONTAINERS: dict[Any, Callable[[list[Any]], Any]] = {
     collections.abc.Collection: list,
     collections.abc.Iterable: list,
 }
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _TABLES = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 def form_of(annotation: Any) -> Form:
-    """The form of the values that an annotation allows."""
+    """Return the form of the values that an annotation allows."""
     members = [member for member in _members(annotation) if member is not type(None)]
     forms = [_form_of_member(member) for member in members]
     plain = [form.type for form in forms if isinstance(form, Plain)]
     rest = [form for form in forms if not isinstance(form, Plain)]
-    if len(plain) > 1:  # one check of all of them keeps an int an int where a float may stand too
-        plain = [Union[tuple(plain)]]  # noqa: UP007 - a union of what is only known now
+    if len(plain) > 1:  # checked at once, so that an int of int | float stays an int
+        plain = [Union[tuple(plain)]]  # noqa: UP007 - its members are only known at runtime
     if any(part in (int, float) for each in plain for part in _members(each)):
         rest = [Made("schedule", each.annotation) if _is_function(each) else each for each in rest]
     joined = (*map(Plain, plain), *dict.fromkeys(rest))
@@ -131,29 +134,29 @@ def form_of(annotation: Any) -> Form:
 
 
 def alternatives(form: Form) -> tuple[Form, ...]:
-    """The members of a union; anything else is its only member."""
+    """Return the members of a union; any other form is its only member."""
     return form.forms if isinstance(form, OneOf) else (form,)
 
 
-def is_sayable(form: Form) -> bool:
-    """Whether a config can say such a value without naming a function of its own."""
+def is_expressible(form: Form) -> bool:
+    """True if TOML can express a value without naming a function of the user."""
     match form:
         case Made():
             return form.role == "optimizer"
         case Items():
-            return is_sayable(form.item)
+            return is_expressible(form.item)
         case Row():
-            return all(map(is_sayable, form.items))
+            return all(map(is_expressible, form.items))
         case Entries():
-            return is_sayable(form.value)
+            return is_expressible(form.value)
         case OneOf():
-            return any(map(is_sayable, form.forms))
+            return any(map(is_expressible, form.forms))
         case _:
             return True
 
 
 def show_type(annotation: Any) -> str:
-    """An annotation as an error message shows it."""
+    """Return an annotation as an error message shows it."""
     if inspect.isclass(annotation) and typing.get_origin(annotation) is None:
         return (
             annotation.__qualname__
@@ -203,7 +206,7 @@ def _form_of_class(cls: type, annotation: Any) -> Form:
 
 
 def is_record(cls: Any) -> bool:
-    """Whether a class is made of named fields, which a table can list."""
+    """True for a class of named fields, which are the keys of a table."""
     if not inspect.isclass(cls):
         return False
     is_named_tuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
@@ -216,7 +219,7 @@ def _key_maker(annotation: Any) -> Callable[[str], Any]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, of unions inside it too; anything else is its only member."""
+    """Return the members of a union and of unions in it; any other type is its only member."""
     annotation = _bare(annotation)
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return tuple(inner for member in typing.get_args(annotation) for inner in _members(member))
@@ -224,7 +227,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _bare(annotation: Any) -> Any:
-    """An annotation without what only qualifies it: Annotated, NewType, InitVar, Final, a type alias."""
+    """Return the type inside of Annotated, NewType, InitVar, Final or a type alias."""
     if isinstance(annotation, dataclasses.InitVar):
         return _bare(annotation.type)
     if typing.get_origin(annotation) in (
@@ -251,10 +254,92 @@ def _is_function(form: Form) -> bool:
 
 
 def _is_schedule(annotation: Any) -> bool:
-    """Whether a type of functions is that of a schedule: a number for the number of a step."""
+    """True for the type of a schedule: a function from a step to a number."""
     if annotation in (Schedule, optax.Schedule):
         return True
     arguments = typing.get_args(annotation)
     if len(arguments) != 2 or not isinstance(arguments[0], list) or len(arguments[0]) != 1:
         return False
     return arguments[0][0] in (int, jax.typing.ArrayLike) and arguments[1] in (float, jax.Array)
+
+
+def check_scalar(form: Form, value: Any) -> Any:
+    """Return a converted value; ValueError, with what was expected, if it does not fit."""
+    match form:
+        case Plain():
+            return _plain(form, value)
+        case Text():
+            if not isinstance(value, str):
+                raise ValueError(f"should be {form.noun}, a string")
+            try:
+                return form.make(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"should be {form.noun}") from None
+        case Choice():
+            return _choose(form, value)
+        case Items() | Row():
+            raise ValueError("should be a valid list")
+        case Entries() | Record():
+            raise ValueError("should be a table")
+        case Made():
+            function = 'should name a function, "package.module:name"'
+            raise ValueError(function if form.role == "function" else f"should be {describe(form)}")
+        case _:
+            return value
+
+
+def _plain(form: Plain, value: Any) -> Any:
+    try:
+        return TypeAdapter(form.type, config=_STRICT).validate_python(value)
+    except ValidationError as error:
+        phrases = dict.fromkeys(each["msg"].removeprefix("Input ") for each in error.errors())
+        raise ValueError(" or ".join(phrases)) from None
+
+
+def _choose(form: Choice, value: Any) -> Any:
+    members = form.members.__members__
+    if isinstance(value, str) and value in members:
+        return members[value]
+    for member in members.values():
+        if type(member.value) is type(value) and member.value == value:
+            return member
+    choices = [_show_choice(name, member.value) for name, member in members.items()]
+    raise ValueError(f"should be one of {', '.join(choices)}")
+
+
+def _show_choice(name: str, value: Any) -> str:
+    return f"{name} ({value!r})" if isinstance(value, (str, int, float)) and value != name else name
+
+
+def describe(form: Made) -> str:
+    """Return a noun for what only a call can make."""
+    if form.role == "instance":
+        return f"a {show_type(form.annotation)}, which TOML cannot express"
+    return {"optimizer": "an optimizer", "schedule": "a schedule"}.get(form.role, "a function")
+
+
+def call_hint(form: Any) -> str:
+    """Return the end of an error message: how to write what only a call can make."""
+    if form.role == "function":
+        return ""
+    name = {"optimizer": "adam", "schedule": "cosine_decay"}.get(
+        form.role, "package.module:function"
+    )
+    return f'; write a table that calls a function, {{ name = "{name}", ... }}'
+
+
+def is_number(text: str) -> bool:
+    """True for the text of a number."""
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
+
+
+def fits(form: Plain, value: Any) -> bool:
+    """True if a form accepts a value."""
+    try:
+        _plain(form, value)
+    except ValueError:
+        return False
+    return True

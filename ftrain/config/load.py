@@ -1,8 +1,9 @@
-"""Loading: a TOML file and `key=value` overrides, as one dict that remembers where each key came from."""
+"""Loading: a TOML file, the files it extends and `key=value` overrides, as one table."""
 
+import os
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +11,40 @@ from ftrain.paths import PathError, expanded
 from ftrain.storage import raise_if_transient, retry
 
 Table = dict[str, Any]
-RUN_CONFIG = "config.toml"  # the resolved config, inside of a run's directory
+RUN_CONFIG = "config.toml"  # the resolved config in the directory of a run
+EXTENDS = "extends"  # the key that names the base of a config
 
 
 class ConfigError(ValueError):
-    """A mistake in a config or an override; its message is for the person who made it."""
+    """A mistake in a config or an override; the message is written for the user."""
 
 
 @dataclass(frozen=True)
 class Config:
+    """The values of a config, and where each of them was written."""
+
     path: Path
     values: Table
     overridden: frozenset[str] = frozenset()  # dotted keys set on the command line
-    tables: frozenset[str] = frozenset()  # keys that the file has at its top
-    notice: str | None = None  # what the user should know about it, in a line
+    tables: frozenset[str] = frozenset()  # keys at the top of the files
+    notice: str | None = None  # a line for the user
+    files: Mapping[str, Path] = field(default_factory=dict)  # of dotted keys, if one extends others
 
     def origin(self, key: str) -> str:
-        """Where the value of a dotted key was written."""
+        """Return where the value of a dotted key was written: a file, or the command line."""
         inside = any(f"{key}.".startswith(f"{set_}.") for set_ in self.overridden)
         around = key not in self.tables and any(
             set_.startswith(f"{key}.") for set_ in self.overridden
         )
-        return "command line" if inside or around else str(self.path)
+        return "command line" if inside or around else str(self._file(key))
+
+    def _file(self, key: str) -> Path:
+        while key and key not in self.files:
+            key = key.rpartition(".")[0]
+        return self.files.get(key, self.path)
 
     def error(self, key: str, message: str) -> ConfigError:
+        """Return an error that names the key and where it was written."""
         shown = key if key.isprintable() else repr(key)
         return ConfigError(f"{self.origin(key)}: {shown}: {message}")
 
@@ -41,49 +52,127 @@ class Config:
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file and apply overrides such as `optimizer.learning_rate=0.01`.
 
-    The directory of a run stands for the config in it; the run is then the one in that directory, also if it was moved.
+    The directory of a run stands for the config in it, and becomes its run.directory, so that a run
+    that was moved resumes where it is.
     """
     path = _checked(path)
     file = config_file(path)
-    values = read_toml(file)
+    chain = _read_chain(file)
+    values, files = _merge_chain(chain) if len(chain) > 1 else (chain[file], {})
     tables = frozenset(values)
-    notice = None if file == path else _settle_in(path, values)
+    notice = None if file == path else _set_directory(path, values)
     parsed = [_parse_override(override) for override in overrides]
     for key, value in parsed:
         _set(values, key, value)
     overridden = frozenset(key for key, _ in parsed)
-    return Config(
-        file, values, overridden, tables, None if "run.directory" in overridden else notice
-    )
+    notice = None if "run.directory" in overridden else notice
+    return Config(file, values, overridden, tables, notice, files)
 
 
 def config_file(path: Path) -> Path:
-    """The file of a config: the path itself, or, of the directory of a run, the config in it."""
+    """Return the path of a config file, for a file or for the directory of a run."""
     if not path.is_dir():
         return path
     if (path / RUN_CONFIG).is_file():
         return path / RUN_CONFIG
-    around = next((parent for parent in path.parents if (parent / RUN_CONFIG).is_file()), None)
-    way_out = f"; did you mean {around}?" if around is not None else _neighbours(path / RUN_CONFIG)
+    run = next((parent for parent in path.parents if (parent / RUN_CONFIG).is_file()), None)
+    hint = f"; did you mean {run}?" if run is not None else _neighbours(path / RUN_CONFIG)
     raise ConfigError(
-        f"{path}: is a directory without a {RUN_CONFIG}{way_out}\n"
+        f"{path}: is a directory without a {RUN_CONFIG}{hint}\n"
         "CONFIG is a TOML file, or the directory of a run that `ftrain train` made"
     )
 
 
-def _settle_in(directory: Path, values: Table) -> str | None:
-    """Make a directory that of the run that its config describes; what there is to say if it says another."""
+def _read_chain(file: Path) -> dict[Path, Table]:
+    """Read a config and the files that it extends, directly and indirectly, in this order."""
+    chain = {file: read_toml(file)}
+    seen = {os.path.realpath(file)}
+    while (written := chain[file].pop(EXTENDS, None)) is not None:
+        base = _base_path(file, written)
+        if os.path.realpath(base) in seen:
+            steps = " -> ".join(str(path) for path in [*chain, base])
+            raise ConfigError(f"{file}: {EXTENDS}: {written!r} makes a cycle\n{steps}")
+        try:
+            chain[base] = read_toml(base)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}\n{file} extends it: {EXTENDS} = {written!r}, relative to that file"
+            ) from None
+        seen.add(os.path.realpath(base))
+        file = base
+    return chain
+
+
+def _base_path(file: Path, written: Any) -> Path:
+    if not isinstance(written, str) or not written.isprintable():
+        raise ConfigError(f"{file}: {EXTENDS}: should be the path of a config, got {written!r:.60}")
+    try:
+        return file.parent / expanded(written)
+    except PathError as error:
+        raise ConfigError(f"{file}: {EXTENDS}: {error}") from None
+
+
+def _merge_chain(chain: dict[Path, Table]) -> tuple[Table, dict[str, Path]]:
+    """Merge a config into the files that it extends; return the values and the file of each key."""
+    values: Table = {}
+    files: dict[str, Path] = {}
+    for file, table in reversed(chain.items()):
+        if "task" in values and table.get("task", values["task"]) != values["task"]:
+            _remove(values, "model", files)  # the arguments of the other task
+        try:
+            _merge(values, table, file, files)
+        except RecursionError:
+            raise ConfigError(f"{file}: has too many tables inside of each other") from None
+    return values, files
+
+
+def _merge(
+    values: Table, table: Table, file: Path, files: dict[str, Path], prefix: str = ""
+) -> None:
+    """Set the keys of a table in `values`: tables are merged, arrays and other values replaced."""
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, dict):
+            if not _is_extended(values.get(name), value):
+                _remove(values, name, files, prefix)
+                values[name] = {}
+            _merge(values[name], value, file, files, f"{key}.")
+        else:
+            _remove(values, name, files, prefix)
+            values[name] = value
+        files[key] = file
+
+
+def _remove(values: Table, name: str, files: dict[str, Path], prefix: str = "") -> None:
+    """Remove a key, and the files of all keys in its table."""
+    values.pop(name, None)
+    inside = [key for key in files if f"{key}.".startswith(f"{prefix}{name}.")]
+    for key in inside:
+        del files[key]
+
+
+def _is_extended(base: Any, table: Table) -> bool:
+    """True if a table adds to that of the base: not if it names another function."""
+    return isinstance(base, dict) and table.get("name", base.get("name")) == base.get("name")
+
+
+def _set_directory(directory: Path, values: Table) -> str | None:
+    """Set run.directory to where the run is; return a notice if the config names another."""
     table = values.setdefault("run", {})
     if not isinstance(table, dict):
         return None
-    before, table["directory"] = table.get("directory"), str(directory)
+    before = table.get("directory")
+    table["directory"] = str(directory)
     if not isinstance(before, str) or Path(before).resolve() == directory.resolve():
         return None
-    return f"{directory}: the run is resumed here; its config says run.directory = {before!r}, from where it was moved"
+    return (
+        f"{directory}: the run is resumed here; its config says run.directory = {before!r}, "
+        "from where it was moved"
+    )
 
 
 def _checked(path: str | Path) -> Path:
-    """The path of a config, as it was given."""
+    """Return the path of a config, not made absolute."""
     try:
         return Path(expanded(path))
     except PathError as error:
@@ -91,7 +180,7 @@ def _checked(path: str | Path) -> Path:
 
 
 def read_toml(path: Path) -> Table:
-    """The contents of a TOML file, or a ConfigError that says why it cannot be read."""
+    """Return the contents of a TOML file; raise ConfigError if it cannot be read."""
     try:
         values = tomllib.loads(retry(lambda: path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -101,7 +190,7 @@ def read_toml(path: Path) -> Table:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    except (ValueError, RecursionError) as error:  # also numbers of more digits than Python takes
+    except (ValueError, RecursionError) as error:  # ValueError: also too many digits
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     if path.name == RUN_CONFIG:
         _rename_saved_keys(values)
@@ -118,6 +207,8 @@ def _rename_saved_keys(values: Table) -> None:
 def _parse_override(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     key = key.strip()
+    if equals and key == EXTENDS:
+        raise ConfigError(f"command line: {EXTENDS}: is a key of files; set it in the config")
     if not equals or not all(key.split(".")):
         raise ConfigError(
             f"command line: {override!r} is not an override; write key=value, for instance seed=1"
@@ -126,7 +217,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    """A TOML value, or, as quotes are a nuisance in a shell, the text itself."""
+    """Return a TOML value; text that is none is a string, which then needs no quotes in a shell."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -135,7 +226,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _set(values: Table, key: str, value: Any) -> None:
-    """Set a dotted key; a number chooses the entry of an array."""
+    """Set a dotted key; a number selects the entry of an array."""
     *tables, last = key.split(".")
     place: Any = values
     for depth, name in enumerate(tables):
@@ -158,9 +249,9 @@ def _set(values: Table, key: str, value: Any) -> None:
 def _index(array: list[Any], name: str, tables: list[str]) -> int:
     if name.isdecimal() and int(name) < len(array):
         return int(name)
-    there = f"0 to {len(array) - 1}" if array else "none"
+    known = f"0 to {len(array) - 1}" if array else "none"
     where = ".".join(tables)
-    raise ConfigError(f"command line: {where}.{name}: {where} has {len(array)} entries, {there}")
+    raise ConfigError(f"command line: {where}.{name}: {where} has {len(array)} entries, {known}")
 
 
 def _neighbours(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The plan of a job: every function that a config calls, with its arguments checked, and nothing called yet."""
+"""The plan of a job: every call of a config, with checked arguments; nothing is called yet."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,8 @@ from typing import Any
 from ftrain.cluster import Sharding, make_mesh
 from ftrain.config.call import Call
 from ftrain.config.checking import call, check_table, component, resolve
-from ftrain.config.kinds import HOOK, OPTIMIZER, TASK
+from ftrain.config.functions import HOOK, OPTIMIZER, TASK, Parameter, parameters
 from ftrain.config.load import Config, Table
-from ftrain.config.types import Parameter, parameters
 from ftrain.data import Pipeline
 from ftrain.gradients import guard, loss_scaling
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
@@ -23,68 +22,63 @@ from ftrain.training.recovery import check_recoveries
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a config that always calls the same function; `given` are the arguments that the builder adds.
-
-    An `optional` one calls it only if the table is there.
-    """
+    """A table of a config that always calls the same function."""
 
     function: Callable[..., Any]
-    given: frozenset[str] = frozenset()
-    optional: bool = False
-    beside: Callable[..., Any] | None = (
-        None  # its arguments are keys of the table too, for the builder
-    )
+    given: frozenset[str] = frozenset()  # arguments that the builder adds
+    optional: bool = False  # called only if the config has the table
+    extra: Callable[..., Any] | None = None  # its arguments are keys too, for the builder
 
-    def more(self) -> dict[str, Parameter]:
-        return {} if self.beside is None else parameters(self.beside)
+    def extra_parameters(self) -> dict[str, Parameter]:
+        """Return the keys of the table that are not arguments of the function."""
+        return {} if self.extra is None else parameters(self.extra)
 
 
 def _top(task: str, steps: int, seed: int = 0) -> None:
-    """The keys that stand above all tables."""
+    """The keys above all tables."""
 
 
 def _run(directory: str = "", recoveries: int = 3) -> None:
     """The table `run`."""
 
 
-def _listening(listeners: Sequence[str] | None = None) -> None:
-    """Who is told of checkpoints, in the table `checkpoint`, as "package.module:name" of a SaveListener."""
+def _checkpoint_extra(listeners: Sequence[str] | None = None) -> None:
+    """Keys of `checkpoint` for the builder: names of SaveListener classes."""
 
 
 def _cluster(connect_timeout: float = 60.0, hang_timeout: float = 0.0) -> None:
-    """The table `cluster`: seconds in which all processes have to come, and without a step after which one ends."""
+    """The table `cluster`: seconds to connect, and seconds without a step before a process ends."""
 
 
-def _waiting(straggler_timeout: float = 0.0) -> None:
-    """Seconds that a step waits for the input of a process, in the table `sync_replicas`; 0 for as long as it takes."""
+def _sync_replicas_extra(straggler_timeout: float = 0.0) -> None:
+    """Keys of `sync_replicas` for the builder: seconds to wait for input; 0 for no limit."""
 
 
-def _calls(
+def _step_extra(
     fuse: Fuse = "auto", parallel: Parallel = "jit", averages_of: Sequence[str] | None = None
 ) -> None:
-    """How steps are called, in the table `step`, and patterns for the parameters that it keeps averages of."""
+    """Keys of `step` for the builder: how steps are called, which parameters are averaged."""
 
 
-INPUT = frozenset(
-    {"buckets", "pad", "transform"}
-)  # what a task gives to its pipeline: a config cannot say it
+# Arguments of the pipeline that a task may set, because TOML cannot express them.
+TASK_INPUT = frozenset({"buckets", "pad", "transform"})
 _STEP = frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate", "replicas"})
-_PIPELINE = INPUT | {"source", "seed", "shard_index", "shard_count"}
+_PIPELINE = TASK_INPUT | {"source", "seed", "shard_index", "shard_count"}
 TOP = Section(_top)
 SECTIONS = {
     "run": Section(_run),
     "data": Section(Pipeline, _PIPELINE),
-    "step": Section(make_step, _STEP, beside=_calls),
+    "step": Section(make_step, _STEP, extra=_step_extra),
     "guard": Section(guard, frozenset({"optimizer"}), optional=True),
     "loss_scaling": Section(loss_scaling, frozenset({"optimizer"}), optional=True),
     "sync_replicas": Section(
-        sync_replicas, frozenset({"optimizer"}), optional=True, beside=_waiting
+        sync_replicas, frozenset({"optimizer"}), optional=True, extra=_sync_replicas_extra
     ),
     "mesh": Section(make_mesh),
     "sharding": Section(Sharding),
     "cluster": Section(_cluster),
     "checkpoint": Section(
-        CheckpointSaver, frozenset({"directory", "listeners"}), beside=_listening
+        CheckpointSaver, frozenset({"directory", "listeners"}), extra=_checkpoint_extra
     ),
     "summary": Section(SummarySaver, frozenset({"directory"})),
     "log": Section(Logging, frozenset({"write"})),
@@ -92,7 +86,7 @@ SECTIONS = {
 }
 NAMED = ("model", "optimizer")  # tables whose function the config chooses
 HOOKS = "hooks"  # an array of tables, [[hooks]], each of which names one
-TABLED = {  # hooks that have a table of their own
+HOOK_TABLES = {  # the tables of hooks that have one
     section.function.__name__: name
     for name, section in SECTIONS.items()
     if isinstance(section.function, type) and issubclass(section.function, Hook)
@@ -101,13 +95,15 @@ TABLED = {  # hooks that have a table of their own
 
 @dataclass(frozen=True)
 class Plan:
+    """A checked config: its keys above all tables, and the calls of its tables."""
+
     config: Config
     top: Table
     calls: dict[str, Call]
     hooks: list[Call]
 
     def resolved(self) -> Table:
-        """The whole config as it would be written out in full, defaults included."""
+        """Return the whole config, defaults included."""
         tables = self.top | {name: call.resolved() for name, call in self.calls.items()}
         return tables | ({HOOKS: [hook.resolved() for hook in self.hooks]} if self.hooks else {})
 
@@ -134,17 +130,22 @@ def plan(config: Config) -> Plan:
             continue
         table = tables.get(name, {})
         calls[name] = call(
-            name, section.function, table, config, given=section.given, beside=section.more()
+            name,
+            section.function,
+            table,
+            config,
+            given=section.given,
+            extra=section.extra_parameters(),
         )
     if not calls["run"].arguments["directory"]:
         calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
     _check("run.directory", local_path, calls["run"].arguments["directory"], config)
     _check("step.fuse", check_fuse, calls["step"].arguments["fuse"], config)
-    for key, least in (("connect_timeout", 1.0), ("hang_timeout", 0.0)):
+    for key, minimum in (("connect_timeout", 1.0), ("hang_timeout", 0.0)):
         seconds = calls["cluster"].arguments[key]
-        if not least <= seconds < 1e6:
+        if not minimum <= seconds < 1e6:
             raise config.error(
-                f"cluster.{key}", f"should be seconds from {least:g} on, got {seconds:g}"
+                f"cluster.{key}", f"should be at least {minimum:g} seconds, got {seconds:g}"
             )
     _check("run.recoveries", check_recoveries, calls["run"].arguments["recoveries"], config)
     return Plan(config, top, calls, _hooks(config))
@@ -162,10 +163,9 @@ def _hooks(config: Config) -> list[Call]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise config.error(HOOKS, f"should be tables, [[{HOOKS}]], got {tables!r}")
     for number, table in enumerate(tables):
-        if isinstance(table.get("name"), str) and table["name"] in TABLED:
-            raise config.error(
-                f"{HOOKS}.{number}.name", f"{table['name']} has a table: [{TABLED[table['name']]}]"
-            )
+        if isinstance(table.get("name"), str) and table["name"] in HOOK_TABLES:
+            own = HOOK_TABLES[table["name"]]
+            raise config.error(f"{HOOKS}.{number}.name", f"{table['name']} has a table: [{own}]")
     return [
         component(f"{HOOKS}.{number}", HOOK, table, config, given=frozenset({"directory"}))
         for number, table in enumerate(tables)

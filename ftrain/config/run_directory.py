@@ -1,6 +1,8 @@
-"""The run directory: one config lives there, and one process at a time works in it."""
+"""The run directory: it belongs to one config, and to one process or launcher at a time."""
 
 import os
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,39 +12,33 @@ import tomli_w
 
 from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.config import launchers
-from ftrain.config.load import ConfigError, Table, load, read_toml
+from ftrain.config.load import RUN_CONFIG, ConfigError, Table, load, read_toml
 from ftrain.config.plan import plan
-from ftrain.storage import exists, is_transient, list_names, retry
+from ftrain.launching.protocol import LAUNCHER
+from ftrain.storage import exists, is_transient, list_names, replacing, retry
 
-CONFIG = "config.toml"
 LOCK = "run.lock"
-_NEUTRAL = (
-    "run.directory",
-    "data.threads",
-    "data.workers",
-    "mesh.",
-    "sharding.",
-    "cluster.",
-)  # how, and not what
+# Keys that may change when a run resumes: they do not change its numbers.
+_NEUTRAL = ("run.directory", "data.threads", "data.workers", "mesh.", "sharding.", "cluster.")
 
 
 def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> IO[str]:
-    """Make `directory` the home of this config, or raise ConfigError if it is another one's, InUseError if in use.
+    """Claim `directory` for a config, and return the lock that keeps other processes out.
 
-    The answer is the lock that keeps other processes out, until it is closed or this process ends.
+    The lock is held until it is closed or this process ends. Raises ConfigError if the directory
+    belongs to another config, InUseError if a process uses it.
     """
     with _writing_to(directory):
         retry(lambda: (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True))
         before = retry(lambda: _read_lock(directory / LOCK))
         lock = hold(directory / LOCK, f"run.directory: {directory} is in use")
         try:
-            lock.write(launchers.sign(before, directory))
+            lock.write(_launcher_line(before, directory))
             lock.flush()
-            retry(lambda: _settle(directory, resolved, accept_changes))
+            retry(lambda: _write_config(directory, resolved, accept_changes))
         except BaseException:
             lock.truncate(0)
-            lock.write(before)  # it stays whose it was
+            lock.write(before)  # the owner stays the same
             lock.close()
             raise
     return lock
@@ -53,15 +49,15 @@ def _read_lock(path: Path) -> str:
 
 
 def compare(directory: Path, resolved: Table) -> list[str]:
-    """How a config differs from the one that lives in a directory; a run without a checkpoint can still change."""
-    path = directory / CONFIG
+    """Return the differences to the config of a directory; none before its first checkpoint."""
+    path = directory / RUN_CONFIG
     if not exists(path):
         return []
     try:
         before = read_toml(path)
     except ConfigError as error:
         raise ConfigError(
-            f"{error}\nnothing was changed; repair it, delete it to start from the config given here, "
+            f"{error}\nnothing was changed; repair it, delete it to start from the given config, "
             "or choose another run.directory"
         ) from None
     started = any(name[0].isdecimal() for name in list_names(directory / CHECKPOINTS))
@@ -69,16 +65,17 @@ def compare(directory: Path, resolved: Table) -> list[str]:
 
 
 def _with_defaults(path: Path, before: Table) -> Table:
-    """A resolved config with the defaults of the keys that it lacks: those that were added since it was written."""
+    """Return a saved config with the defaults of keys that were added since it was written."""
     try:
         return plan(load(path)).resolved()
-    except ConfigError:  # of another version, say: then what stands in it is all that is known
+    except ConfigError:  # written by another version: only its own keys are known
         return before
 
 
 def describe_changes(before: Table, after: Table) -> list[str]:
-    """One phrase for each dotted key that differs."""
-    old, new = flatten(before), flatten(after)
+    """Return a phrase for each dotted key that differs."""
+    old = flatten(before)
+    new = flatten(after)
     keys = [*old, *(key for key in new if key not in old)]
     return [
         f"{key} was {_show(old, key)}, now {_show(new, key)}"
@@ -87,19 +84,18 @@ def describe_changes(before: Table, after: Table) -> list[str]:
     ]
 
 
-def _settle(directory: Path, resolved: Table, accept_changes: bool) -> None:
-    """Write the config, unless another one lives there and its changes are not accepted."""
+def _write_config(directory: Path, resolved: Table, accept_changes: bool) -> None:
+    """Write the config; raise if the directory has another one, unless changes are accepted."""
     differences = compare(directory, resolved)
     if differences and not accept_changes:
         raise ConfigError(
-            f"{directory / CONFIG} is of another run: {'; '.join(differences)}\n"
-            "choose another directory, run.directory=PATH, or go on in it with these changes, --accept-changes"
+            f"{directory / RUN_CONFIG} is of another run: {'; '.join(differences)}\n"
+            "choose another directory, run.directory=PATH, or accept the changes, --accept-changes"
         )
     if differences:
-        _unused(directory).write_bytes((directory / CONFIG).read_bytes())
-    beside = directory / f"{CONFIG}.new"
-    beside.write_bytes(tomli_w.dumps(resolved).encode())
-    os.replace(beside, directory / CONFIG)
+        _unused(directory).write_bytes((directory / RUN_CONFIG).read_bytes())
+    with replacing(directory / RUN_CONFIG, directory / f"{RUN_CONFIG}.new") as temporary:
+        temporary.write_bytes(tomli_w.dumps(resolved).encode())
 
 
 @contextmanager
@@ -111,7 +107,8 @@ def _writing_to(directory: Path) -> Iterator[None]:
             raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"run.directory: {directory} cannot be written: {reason}; choose another, run.directory=PATH"
+            f"run.directory: {directory} cannot be written: {reason}; "
+            "choose another, run.directory=PATH"
         ) from None
 
 
@@ -123,7 +120,7 @@ def _unused(directory: Path) -> Path:
 
 
 def flatten(table: Table, prefix: str = "") -> dict[str, Any]:
-    """Every value by its dotted key; tables in an array are numbered."""
+    """Return every value by its dotted key, with numbers for the entries of arrays."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         inner = value
@@ -137,3 +134,36 @@ def flatten(table: Table, prefix: str = "") -> dict[str, Any]:
 
 def _show(flat: dict[str, Any], key: str) -> str:
     return repr(flat[key]) if key in flat else "not set"
+
+
+def _launcher_line(before: str, directory: Path) -> str:
+    """Return a line for the lock of a run directory that names the launcher of this process.
+
+    `before` are the contents of the lock. If they name another launcher that is alive, it is about
+    to restart its processes, and ConfigError reports that the directory is in use.
+    """
+    own = _signature(os.environ.get(LAUNCHER, ""))
+    for signature in re.findall(r"^launcher .*$", before, re.MULTILINE):
+        number = signature.split()[1]
+        if signature not in (own, "") and signature == _signature(number):
+            raise ConfigError(
+                f"run.directory: {directory} is in use by ftrain launch, process {number}; "
+                "wait for it, or choose another directory"
+            )
+    return f"{own}\n" if own else ""
+
+
+def _signature(number: str) -> str:
+    """Return a line for a live process of this host, or an empty string.
+
+    It has the time of its start, so that a later process with the same number is another one.
+    """
+    try:
+        fields = Path("/proc", number, "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state = fields[0]  # the third field; the number and the name come first
+    started = fields[19]
+    if not number.isdecimal() or state in "ZX":
+        return ""
+    return f"launcher {number} {started} {socket.gethostname()}"

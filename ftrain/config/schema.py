@@ -1,4 +1,4 @@
-"""The JSON Schema of a config, for editors that complete and check as one types."""
+"""The JSON Schema of configs, with which editors complete and check them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,31 +19,41 @@ from ftrain.config.forms import (
     Row,
     Text,
 )
-from ftrain.config.kinds import HOOK, OPTIMIZER, SCHEDULE, TASK, Kind
+from ftrain.config.functions import (
+    HOOK,
+    OPTIMIZER,
+    SCHEDULE,
+    TASK,
+    Kind,
+    Parameter,
+    parameters,
+)
+from ftrain.config.load import EXTENDS
 from ftrain.config.plan import HOOKS, SECTIONS, TOP
-from ftrain.config.types import Parameter, parameters
 
 Schema = dict[str, Any]
-OTHER_NAMES = "[.:]"  # "optax.adamw" and "package.module:name": their arguments are not known here
+OTHER_NAMES = "[.:]"  # "optax.adamw" or "package.module:name", with unknown arguments
 
 
 def json_schema(task: str | None = None) -> Schema:
-    """The schema of every config, made from the signatures of the functions that its tables call.
+    """Return the schema of all configs, from the signatures of the functions that tables call.
 
     The keys of `[model]` are those of ftrain's own tasks, and of `task`, a "package.module:name".
     """
     tasks = TASK.components() | ({} if task is None else {task: TASK.resolve(task)})
     definitions = _Definitions()
-    properties = {
-        name: definitions.property(each) for name, each in parameters(TOP.function).items()
-    }
+    properties: Schema = {EXTENDS: {"type": "string"}}
+    for name, each in parameters(TOP.function).items():
+        properties[name] = definitions.property(each)
     properties["task"] = {
         "anyOf": [{"enum": list(tasks)}, {"type": "string", "pattern": OTHER_NAMES}]
     }
     for name, section in SECTIONS.items():
-        properties[name] = definitions.table(section.function, section.given, beside=section.more())
+        extra = section.extra_parameters()
+        properties[name] = definitions.table(section.function, section.given, extra=extra)
+    required = {name: {"required": properties[name].pop("required")} for name in SECTIONS}
     properties["model"] = {"type": "object"}  # its keys depend on the task
-    properties["optimizer"] = {"$ref": "#/$defs/optimizer"}
+    properties["optimizer"] = {"type": "object"}
     hook = definitions.component(HOOK, frozenset({"directory"}))
     properties[HOOKS] = {"type": "array", "items": hook}
     models = [_for_task(name, definitions.table(function)) for name, function in tasks.items()]
@@ -55,20 +65,24 @@ def json_schema(task: str | None = None) -> Schema:
         "$defs": definitions.known,
         "type": "object",
         "properties": properties,
-        "required": ["task", "steps", "optimizer", "data"],
         "additionalProperties": False,
-        "allOf": models,
+        "if": {"required": [EXTENDS]},
+        "else": {  # a config that extends another may lack any key
+            "required": ["task", "steps", "optimizer", "data"],
+            "properties": required | {"optimizer": {"$ref": "#/$defs/optimizer"}},
+            "allOf": models,
+        },
     }
 
 
 class _Definitions:
-    """Schemas of functions and forms; classes and kinds of components are described once, and referred to."""
+    """Schemas of functions and forms; those of classes and kinds are defined once."""
 
     def __init__(self) -> None:
         self.known: dict[str, Schema] = {}
 
     def component(self, kind: Kind, given: frozenset[str] = frozenset()) -> Schema:
-        """Any component of a kind; arguments that may be `given` by the builder can be said, but need not."""
+        """Return the schema of a kind's components; arguments that may be `given` are optional."""
         known = [
             self.table(function, name=name, optional=given)
             for name, function in kind.components().items()
@@ -81,16 +95,18 @@ class _Definitions:
         given: frozenset[str] = frozenset(),
         name: str | None = None,
         *,
-        beside: dict[str, Parameter] | None = None,
+        extra: dict[str, Parameter] | None = None,
         optional: frozenset[str] = frozenset(),
     ) -> Schema:
-        accepted = parameters(function, given) | (beside or {})
+        """Return the schema of a table that calls `function`."""
+        accepted = parameters(function, given) | (extra or {})
         required = [
             each.name for each in accepted.values() if each.required and each.name not in optional
         ]
         properties = {each.name: self.property(each) for each in accepted.values()}
         if name is not None:
-            properties, required = {"name": {"const": name}} | properties, ["name", *required]
+            properties = {"name": {"const": name}} | properties
+            required = ["name", *required]
         return {
             "type": "object",
             "description": (function.__doc__ or "").strip().partition("\n")[0],
@@ -100,13 +116,11 @@ class _Definitions:
         }
 
     def property(self, parameter: Parameter) -> Schema:
+        """Return the schema of one key, with its default."""
         schema = self._form(parameter.form)
         default = as_toml(parameter.default) if is_toml(parameter.default) else None
-        return (
-            schema | {"default": default}
-            if isinstance(default, (bool, int, float, str))
-            else schema
-        )
+        is_scalar = isinstance(default, (bool, int, float, str))
+        return schema | {"default": default} if is_scalar else schema
 
     def _form(self, form: Form) -> Schema:
         match form:
@@ -138,7 +152,7 @@ class _Definitions:
     def _record(self, cls: type) -> Schema:
         name = f"{cls.__module__}.{cls.__qualname__}"
         if name not in self.known:
-            self.known[name] = {}  # while it is described, for a class that has itself inside
+            self.known[name] = {}  # for now, because a class may contain itself
             self.known[name] = self.table(cls)
         return {"$ref": f"#/$defs/{name}"}
 

@@ -9,12 +9,12 @@ from typing import Any, Self
 import numpy as np
 
 from ftrain.data.source import Batch
-from ftrain.formats.npy import as_value_error, check_compression, read_npy_header
+from ftrain.formats.numpy_files import as_value_error, check_compression, read_npy_header
 from ftrain.paths import absolute
 
 MAX_UNPACKED_BYTES = 1 << 32  # default limit of one compressed array: 4 GiB
-_MAX_RATIO = 1032  # the most that deflate can compress
-_SMALL = 1 << 16  # bytes that need no check of the ratio
+_MAX_RATIO = 1032  # the largest compression ratio of deflate
+_SMALL = 1 << 16  # bytes; smaller arrays may have any ratio
 
 Files = str | Path | Mapping[str, str | Path]
 
@@ -30,7 +30,7 @@ class ArraySource:
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._files: Files | None = None
         self._limit = MAX_UNPACKED_BYTES
-        self._marks: list[tuple[str | Path, int]] = []  # mapped files and their sizes
+        self._file_sizes: list[tuple[str | Path, int]] = []  # mapped files and their sizes
         if not self.arrays:
             raise ValueError("an ArraySource needs at least one array")
         scalars = [name for name, array in self.arrays.items() if array.ndim == 0]
@@ -45,7 +45,7 @@ class ArraySource:
         """Map an .npz file, an .npy file (named by its stem), or a dict of .npy files.
 
         Arrays are read on demand, except those of a compressed .npz file: they are read whole, and
-        one of more than `max_unpacked_bytes` (4 GiB by default) is refused.
+        one of more than `max_unpacked_bytes` (4 GiB by default) is an error.
         """
         found = (
             {name: absolute(path) for name, path in files.items()}
@@ -54,7 +54,7 @@ class ArraySource:
         )
         source = cls(_map_files(found, max_unpacked_bytes))
         source._files = found
-        source._marks = _marks(found)
+        source._file_sizes = _file_sizes(found)
         source._limit = max_unpacked_bytes
         return source
 
@@ -66,7 +66,7 @@ class ArraySource:
 
     def read(self, indices: np.ndarray) -> Batch:
         """Return the examples at `indices`."""
-        for path, size in self._marks:
+        for path, size in self._file_sizes:
             # Reading a mapped page that the file no longer has would kill the process.
             if os.stat(path).st_size != size:
                 raise ValueError(f"{path} was changed while in use; open it again")
@@ -84,10 +84,10 @@ class ArraySource:
         vars(self).update(state)
         if self._files is not None:
             self.arrays = _map_files(self._files, self._limit)
-            self._marks = _marks(self._files)
+            self._file_sizes = _file_sizes(self._files)
 
 
-def _marks(files: Files) -> list[tuple[str | Path, int]]:
+def _file_sizes(files: Files) -> list[tuple[str | Path, int]]:
     paths = list(files.values()) if isinstance(files, Mapping) else [files]
     return [(path, os.stat(path).st_size) for path in paths]
 
@@ -146,7 +146,7 @@ def _map_member(
             and header.bytes > _SMALL + _MAX_RATIO * info.compress_size
         ):
             raise ValueError(
-                f"it takes {header.bytes} bytes, more than its {info.compress_size} can hold"
+                f"it takes {header.bytes} bytes, too many for {info.compress_size} compressed bytes"
             )
         with archive.open(info) as member:
             return np.lib.format.read_array(member)

@@ -1,13 +1,13 @@
-"""Batching: which examples form the batch of a step."""
+"""Batching: which examples form the batch of a step, and how their features are padded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from ftrain.data.order import Ordering, permute
-from ftrain.data.source import Source
+from ftrain.data.source import Batch, Source
 
 Last = Literal["drop", "keep"]
 
@@ -16,7 +16,7 @@ class Batching(Protocol):
     """The global batches by step, before they are divided among processes."""
 
     steps: int | None  # the number of batches; None if they never end
-    is_uniform: bool  # all batches have the same size and are padded alike
+    is_uniform: bool  # all batches have the same size and padding
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -27,7 +27,7 @@ class Batching(Protocol):
         ...
 
     def length(self, step: int) -> int | None:
-        """Return the padded length of features whose Pad gives none; None for the longest."""
+        """Return the padded length of features whose Pad has none; None for the longest."""
         ...
 
     def is_whole(self, count: int) -> bool:
@@ -44,7 +44,7 @@ class Consecutive:
         self._size = size
         self._total = None if epochs is None else epochs * len(source)
         self._ordering = Ordering(source, seed, shuffle, size)
-        self.steps = None if self._total is None else _count(self._total, size, last)
+        self.steps = None if self._total is None else _count_batches(self._total, size, last)
         self.is_uniform = self.steps is None or self._total == self.steps * size or last == "drop"
 
     def sizes(self, step: int, count: int) -> list[int]:
@@ -114,9 +114,9 @@ class Buckets:
 class Bucketed:
     """Batches of buckets. Each bucket is its own stream of epochs, cut into batches without gaps.
 
-    An epoch has the batches that are full by its end, in its own shuffled order. Examples left over
-    start the bucket's next batch, in a later epoch: a bucket with fewer examples than a batch fills
-    one every few epochs.
+    An epoch has the batches that are full by its end, in its own shuffled order. The remaining
+    examples start the bucket's next batch, in a later epoch: a bucket with fewer examples than a
+    batch fills one every few epochs.
     """
 
     is_uniform = False
@@ -139,9 +139,9 @@ class Bucketed:
             Ordering(range(max(count, 1)), _bucket_seed(seed, bucket), shuffle, size)
             for bucket, (count, size) in enumerate(zip(self._counts, self._sizes, strict=True))
         ]
-        left_over = [bucket for bucket in range(len(self._bounds)) if self._left_over(bucket)]
-        self._kept = left_over if last == "keep" else []
-        self.steps = None if epochs is None else self._before(epochs) + len(self._kept)
+        unfilled = [bucket for bucket in range(len(self._bounds)) if self._remainder(bucket)]
+        self._unfilled = unfilled if last == "keep" else []
+        self.steps = None if epochs is None else self._batches_before(epochs) + len(self._unfilled)
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -156,8 +156,8 @@ class Bucketed:
         return self._bounds[self._place(step)[0]]
 
     def is_whole(self, count: int) -> bool:
-        """Return True if all kept batches divide by `count`, provided that full ones do."""
-        return all(self._left_over(bucket) % count == 0 for bucket in self._kept)
+        """Return True if all last batches divide by `count`, provided that full ones do."""
+        return all(self._remainder(bucket) % count == 0 for bucket in self._unfilled)
 
     def _batch(self, step: int) -> np.ndarray:
         bucket, start, stop = self._place(step)
@@ -165,17 +165,20 @@ class Bucketed:
 
     def _place(self, step: int) -> tuple[int, int, int]:
         """Return the bucket of a step's batch, and its start and stop in the bucket's stream."""
-        full = None if self.steps is None else self.steps - len(self._kept)
+        full = None if self.steps is None else self.steps - len(self._unfilled)
         if full is not None and step >= full:
-            bucket = self._kept[step - full]
+            bucket = self._unfilled[step - full]
             stop = self._counts[bucket] * (self._epochs or 0)
-            return bucket, stop - self._left_over(bucket), stop
+            return bucket, stop - self._remainder(bucket), stop
         epoch = self._epoch(step)
-        firsts = self._batches(epoch)
+        firsts = self._batches_by_bucket(epoch)
         ends = np.cumsum(
-            [after - first for first, after in zip(firsts, self._batches(epoch + 1), strict=True)]
+            [
+                after - first
+                for first, after in zip(firsts, self._batches_by_bucket(epoch + 1), strict=True)
+            ]
         )
-        number = step - self._before(epoch)
+        number = step - self._batches_before(epoch)
         if self._shuffle:
             number = int(permute(np.array([number]), int(ends[-1]), (self._seed, epoch))[0])
         bucket = int(np.searchsorted(ends, number, "right"))
@@ -186,28 +189,28 @@ class Bucketed:
         """Return the epoch of a step: the last one with at most `step` batches before it."""
         low = 0
         high = 1
-        while self._before(high) <= step:
+        while self._batches_before(high) <= step:
             low = high
             high = 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            if self._before(middle) <= step:
+            if self._batches_before(middle) <= step:
                 low = middle
             else:
                 high = middle
         return low
 
-    def _before(self, epoch: int) -> int:
+    def _batches_before(self, epoch: int) -> int:
         """Return the number of batches before an epoch."""
-        return sum(self._batches(epoch))
+        return sum(self._batches_by_bucket(epoch))
 
-    def _batches(self, epoch: int) -> list[int]:
+    def _batches_by_bucket(self, epoch: int) -> list[int]:
         """Return how many batches each bucket has filled before an epoch."""
         return [
             epoch * count // size for count, size in zip(self._counts, self._sizes, strict=True)
         ]
 
-    def _left_over(self, bucket: int) -> int:
+    def _remainder(self, bucket: int) -> int:
         return (self._epochs or 0) * self._counts[bucket] % self._sizes[bucket]
 
 
@@ -215,7 +218,7 @@ def _bucket_seed(seed: int, bucket: int) -> int:
     return int(np.random.SeedSequence((seed, bucket)).generate_state(1)[0])
 
 
-def _count(examples: int, size: int, last: Last) -> int:
+def _count_batches(examples: int, size: int, last: Last) -> int:
     return -(-examples // size) if last == "keep" else examples // size
 
 
@@ -233,3 +236,104 @@ def example_lengths(source: Source, feature: str, *, chunk: int = 1024) -> np.nd
             )
         lengths[at : at + chunk] = [len(row) for row in rows[feature]]
     return lengths
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Pad a feature with `value` at its end, to one length.
+
+    Args:
+      length: None for the boundary of the bucket or, without buckets, for the longest of the batch,
+        rounded up to a multiple of `multiple`.
+      truncate: cut longer examples instead of raising.
+      lengths: name of an int32 feature with the original lengths.
+    """
+
+    length: int | None = None
+    value: Any = 0
+    truncate: bool = False
+    lengths: str = ""
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"length must be >= 1, got {self.length}")
+        if self.multiple < 1:
+            raise ValueError(f"multiple must be >= 1, got {self.multiple}")
+
+
+def check_pads(pads: Mapping[str, Pad]) -> None:
+    """Raise unless all values are Pads whose `lengths` collide with no padded feature."""
+    for name, pad in pads.items():
+        if not isinstance(pad, Pad):
+            raise TypeError(f"pad={{{name!r}: {pad!r}}} is not a Pad; write Pad({pad!r})")
+        if pad.lengths in pads:
+            raise ValueError(f"the lengths of {name} would replace the feature {pad.lengths}")
+
+
+def pad_batch(
+    batch: Batch,
+    pads: Mapping[str, Pad],
+    bucket: int | None = None,
+    where: Callable[[int], str] | None = None,
+) -> Batch:
+    """Return the batch with the features of `pads` padded.
+
+    `bucket` is the length for Pads without one. `where` names a row of the batch in messages.
+    """
+    padded = dict(batch)
+    for name, pad in pads.items():
+        if name not in batch:
+            raise ValueError(f"no feature {name} to pad; the features are {', '.join(batch)}")
+        if pad.lengths in batch:
+            raise ValueError(f"the lengths of {name} would replace the feature {pad.lengths}")
+        padded |= _pad_feature(name, batch[name], pad, bucket, where or (lambda row: f"row {row}"))
+    return padded
+
+
+def _pad_feature(
+    name: str, column: np.ndarray, pad: Pad, bucket: int | None, where: Callable[[int], str]
+) -> Batch:
+    rows = [np.asarray(row) for row in column]
+    scalars = [row for row in rows if row.ndim == 0]
+    if scalars:
+        raise ValueError(
+            f"feature {name} has no length to pad: it holds single values, such as {scalars[0]!r}"
+        )
+    lengths = np.array([len(row) for row in rows], np.int32)
+    longest = int(lengths.max(initial=1))
+    length = pad.length or bucket or -(-longest // pad.multiple) * pad.multiple
+    if longest > length and not pad.truncate:
+        place = where(int(lengths.argmax()))
+        raise ValueError(
+            f"{place}: {name} has {longest} values, expected at most {length}; "
+            "Pad(truncate=True) cuts it"
+        )
+    # The shape of an empty row counts only if all rows are empty.
+    shapes = {row.shape[1:] for row in rows if len(row)}
+    if not shapes:
+        shapes = {max((row.shape[1:] for row in rows), key=len)}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}"
+        )
+    dtype = np.result_type(*(row for row in rows if len(row))) if lengths.any() else rows[0].dtype
+    whole = np.empty((len(rows), length, *shapes.pop()), dtype)
+    whole.fill(_check_value(name, pad.value, dtype))  # np.full would drop trailing zero bytes
+    for at, row in enumerate(rows):
+        if len(row):
+            whole[at, : len(row)] = row[:length]
+    return {name: whole} | ({pad.lengths: np.minimum(lengths, length)} if pad.lengths else {})
+
+
+def _check_value(name: str, value: Any, dtype: np.dtype) -> Any:
+    """Return the padding value if the dtype can hold it."""
+    if dtype.kind in "iu" and (
+        not np.isfinite(value) or value != np.floor(value) or not _fits(value, dtype)
+    ):
+        raise ValueError(f"{name} holds {dtype}, which cannot be padded with {value!r}")
+    return value
+
+
+def _fits(value: Any, dtype: np.dtype) -> bool:
+    return np.iinfo(dtype).min <= value <= np.iinfo(dtype).max

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from ftrain.coordination import EndOfData
 
 _POLL_SECONDS = 0.1  # between two checks of whether to keep waiting
-_GRACE_SECONDS = 1.0  # for a thread or a process to end by itself
+_GRACE_SECONDS = 1.0  # for a thread or a process to end
 
 Work = Callable[[Any], Any]
 Result = Callable[[], Any]  # waits for the result of a request; raises what the work raised
@@ -74,7 +74,7 @@ class Threads:
         return functools.partial(self._wait, future)
 
     def close(self) -> None:
-        """End the threads; a hung one is left behind after a grace period."""
+        """End the threads; after a grace period a hung one keeps running."""
         for _ in self._threads:
             self._requests.put(None)
         for thread in self._threads:
@@ -158,7 +158,7 @@ class _Worker:
             self._connection.close()
             raise TypeError(
                 f"{name} cannot be sent to a worker process: {error}; "
-                "functions must be importable, and no lambdas"
+                "functions must be importable, so no lambdas"
             ) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -214,7 +214,7 @@ class _Worker:
         return RuntimeError(
             f"a worker process that read from {self._name} died (exit code {code}): it was killed, "
             "perhaps out of memory, or it never started, because the program lacks "
-            "if __name__ == '__main__':; workers=0 shows more"
+            "if __name__ == '__main__':; workers=0 may show the error"
         )
 
 

@@ -1,10 +1,10 @@
-"""Order: which example stands at each position of the endless stream that batches are cut from.
+"""Order: which example is at each position of the endless stream that batches are cut from.
 
 Shuffling is a seeded permutation that is computed, not stored: a bijection of the integers below
 `length`, chosen by a key. Each round multiplies by an odd number and adds another, modulo a power
 of two, and folds the high half of the bits into the low half. Each of these can be inverted, so
-the whole is a bijection. It is applied again to results outside of the range (cycle walking),
-which keeps it one.
+the whole is a bijection. Results outside of the range are permuted again (cycle walking), which
+keeps it a bijection.
 """
 
 import functools
@@ -17,13 +17,13 @@ from ftrain.data.source import Source, describe
 
 _BLOCK = 1 << 16  # positions that are ordered together: half a megabyte, and few calls
 _BLOCKS_KEPT = 4
-_ROUNDS = 8  # fewer show in the differences of neighbours, for ranges of a few dozen numbers
+_ROUNDS = 8  # with fewer, neighbours in ranges of a few dozen numbers are correlated
 
 
 def order_of(source: Any, positions: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
     """Return the index of the example at each position.
 
-    This is the source's own order if it defines one, else one epoch after the other.
+    This is the source's own order if it defines one. Otherwise epochs follow each other.
     """
     own = getattr(source, "order", None)
     if own is not None:

@@ -1,18 +1,29 @@
-"""The pipeline: batch = f(seed, step), for any process and in any order."""
+"""Pipelines: batch = f(seed, step), for any process and in any order.
+
+A Stream makes batches of an iterator, without these guarantees.
+"""
 
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import numpy as np
 
 from ftrain.coordination import EndOfData
-from ftrain.data.batching import Batching, Bucketed, Buckets, Consecutive, Last
-from ftrain.data.map_filter import call, name_of
+from ftrain.data.batching import (
+    Batching,
+    Bucketed,
+    Buckets,
+    Consecutive,
+    Last,
+    Pad,
+    check_pads,
+    pad_batch,
+)
+from ftrain.data.derived_sources import call, name_of
 from ftrain.data.order import check_has_no_order
-from ftrain.data.padding import Pad, check_pads, pad_batch
 from ftrain.data.source import (
     Batch,
     Example,
@@ -32,7 +43,7 @@ class Pipeline:
     """Batches of a source, each a pure function of the seed and the step.
 
     Every epoch has its own permutation, and epochs follow each other without a gap: no example is
-    dropped, every batch is full. Process `shard_index` of `shard_count` gets its slice of the same
+    dropped, and every batch is full. Process `shard_index` of `shard_count` gets its slice of the
     global batch. So the examples of a step do not depend on the number of processes, threads or
     worker processes that load them.
 
@@ -97,7 +108,7 @@ class Pipeline:
         self._check_shards(buckets)
         has_lengths = all(pad.length is not None for pad in self.pad.values())
         self.is_uniform: bool = self._batching.is_uniform and has_lengths
-        self.has_several_shapes = not self._batching.is_uniform  # by the user's choice
+        self.has_several_shapes = not self._batching.is_uniform  # the user asked for it
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches from step 0 on; `feed` prefetches and starts at any step."""
@@ -257,8 +268,72 @@ class Pipeline:
             )
         if not self._batching.is_whole(count):
             raise ValueError(
-                f"last='keep' leaves batches that do not divide over {count} processes; use 'drop'"
+                f"last='keep' makes batches that do not divide over {count} processes; use 'drop'"
             )
+
+
+class Stream:
+    """Batches of the examples, dicts of values, of a generator, a socket or a grain IterDataset.
+
+    It lacks the guarantees of a Pipeline. A resumed run continues with the next example that the
+    iterable yields, or its first if the iterable restarts. So the run differs from an uninterrupted
+    one, and no step can be replayed. Examples are shuffled only within a buffer. Each process must
+    get its own examples.
+
+    Args:
+      shuffle_buffer: number of buffered examples, from which a random one is taken; 0 keeps the
+        order.
+      seed: of the shuffling.
+    """
+
+    def __init__(
+        self,
+        examples: Iterable[Mapping[str, Any]],
+        *,
+        batch_size: int,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        last: Last = "drop",
+        pad: Mapping[str, Pad] | None = None,
+    ):
+        if batch_size < 1 or shuffle_buffer < 0:
+            raise ValueError(
+                "batch_size must be >= 1 and shuffle_buffer >= 0, "
+                f"got {batch_size} and {shuffle_buffer}"
+            )
+        if last not in ("drop", "keep"):
+            raise ValueError(f"last must be 'drop' or 'keep', got {last!r}")
+        if not isinstance(examples, Iterable):
+            hint = ": call it" if callable(examples) else ""
+            raise TypeError(
+                f"a Stream takes an iterable of examples, got {type(examples).__name__}{hint}"
+            )
+        self._examples = examples
+        self._size = batch_size
+        self._last = last
+        self._pad = dict(pad or {})
+        self._buffer = shuffle_buffer
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Batch]:
+        examples = iter(self._examples)
+        if self._buffer:
+            examples = _shuffle(examples, self._buffer, self._seed)
+        while taken := [dict(example) for example in itertools.islice(examples, self._size)]:
+            if len(taken) < self._size and self._last == "drop":
+                return
+            yield pad_batch(join_examples(taken, "the stream"), self._pad)
+
+
+def _shuffle(examples: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
+    rng = np.random.default_rng(seed)
+    buffer = list(itertools.islice(examples, size))
+    for example in examples:
+        chosen = int(rng.integers(len(buffer)))
+        yield buffer[chosen]
+        buffer[chosen] = example
+    for chosen in rng.permutation(len(buffer)):
+        yield buffer[chosen]
 
 
 def _is_batch(batch: Any, count: int) -> bool:

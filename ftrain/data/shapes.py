@@ -1,4 +1,4 @@
-"""Shapes: detect batches whose names, dtypes or shapes change, and values that devices refuse."""
+"""Shapes: detect batches whose names, dtypes or shapes change, and values no device supports."""
 
 import warnings
 from typing import Any
@@ -10,8 +10,8 @@ import numpy as np
 class ShapeWatch:
     """Numbers the forms (names, dtypes and shapes) of batches in the order of first appearance.
 
-    New names or dtypes are an error: they are a mistake in the data. A new shape, such as that of a
-    smaller last batch, costs a compilation, and a warning says so, unless it is `expected`.
+    New names or dtypes are a mistake in the data, so an error. A new shape, such as that of a
+    smaller last batch, costs a compilation, so a warning, unless it is `expected`.
     """
 
     def __init__(self) -> None:
@@ -93,8 +93,8 @@ def check_integers(batch: Any) -> None:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             value = largest if largest > narrow.max else smallest
             raise ValueError(
-                f"{name} has the value {value}, which {narrow.dtype} cannot hold, and JAX would "
-                "cut it to that: hash or renumber such ids in the pipeline, or set JAX_ENABLE_X64=1"
+                f"{name} has the value {value}, which {narrow.dtype} cannot hold, so JAX would "
+                "truncate it: hash or renumber large ids in the pipeline, or set JAX_ENABLE_X64=1"
             )
 
 
@@ -102,12 +102,12 @@ def _contents(array: np.ndarray, name: str) -> str:
     first = array.flat[0] if array.size else None
     if isinstance(first, np.ndarray | list):
         return (
-            "arrays of unequal shapes, which no device takes: "
+            "arrays of unequal shapes, which no device supports: "
             f"Pipeline(..., pad={{{name!r}: Pad()}}) pads them"
         )
     kind = type(first).__name__ if array.dtype.hasobject else array.dtype
     return (
-        f"{kind}, which no device takes: leave it out of the spec, "
+        f"{kind}, which no device supports: remove it from the spec, "
         "or decode it with MapSource(source, function)"
     )
 

@@ -17,7 +17,7 @@ class Source(Protocol):
 
     Two more methods are optional. `where(index) -> str` names an example in messages.
     `order(positions, seed, shuffle) -> indices` chooses the example at each position of the endless
-    stream; the default is one epoch after the other.
+    stream; by default epochs follow each other.
     """
 
     def __len__(self) -> int: ...
@@ -163,7 +163,7 @@ def join_examples(examples: Sequence[Example], maker: str) -> Batch:
 
 
 def to_rows(values: list[Any]) -> np.ndarray:
-    """Return values of examples as one array; text and unequal shapes give an object array."""
+    """Return values of examples as one array, an object array for text and unequal shapes."""
     if isinstance(values[0], (bytes, str)):
         return as_objects(values)
     return stack_objects(as_objects([np.asarray(value) for value in values]))
@@ -189,8 +189,8 @@ def size_of(batch: Batch) -> int:
 
 
 def _check_dtypes(name: str, column: np.ndarray, maker: str) -> None:
-    """Refuse several number dtypes: the result would depend on which examples come together."""
-    # An empty array says nothing about the dtype.
+    """Raise ValueError for several number dtypes: the result would depend on the batch."""
+    # The dtype of an empty array is arbitrary.
     arrays = [value for value in column if isinstance(value, np.ndarray) and value.size]
     dtypes = {array.dtype for array in arrays if array.dtype.kind in "biufc"}
     if len(dtypes) > 1:

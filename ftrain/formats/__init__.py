@@ -1,7 +1,6 @@
 """File formats: records, the Examples in them, tables and TensorFlow checkpoints."""
 
-from ftrain.formats.examples.conversions import SpecError
-from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw, Steps
+from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw, SpecError, Steps
 from ftrain.formats.examples.messages import (
     BytesList,
     Example,
@@ -18,10 +17,10 @@ from ftrain.formats.examples.messages import (
     encode_sequence_example,
 )
 from ftrain.formats.examples.parsing import ExampleParser, parse_examples, parse_sequence_examples
-from ftrain.formats.records.files import RecordFiles
-from ftrain.formats.records.indexing import RecordIndex, index_records
-from ftrain.formats.records.patterns import match_files
-from ftrain.formats.records.reading import DamagedRecordError, frame_record, read_records
+from ftrain.formats.records.encoding import DamagedRecordError, frame_record
+from ftrain.formats.records.files import RecordFiles, match_files
+from ftrain.formats.records.index import RecordIndex, index_records
+from ftrain.formats.records.reading import read_records
 from ftrain.formats.records.writing import RecordWriter
 from ftrain.formats.tf_checkpoint import (
     TfCheckpoint,

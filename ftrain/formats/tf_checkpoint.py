@@ -1,6 +1,5 @@
 """TensorFlow checkpoints, `PREFIX.index` and `PREFIX.data-*`, read without TensorFlow."""
 
-import difflib
 import math
 import os
 import re
@@ -14,20 +13,21 @@ import google_crc32c
 import numpy as np
 from google.protobuf import text_format
 
-from ftrain.formats.checksums import mask_crc
-from ftrain.formats.sstable import read_table, read_varint
+from ftrain.formats.records.encoding import mask_crc
 from ftrain.formats.tf_bundle import (
-    Entry,
+    BundleEntry,
     check_tiling,
     message_class,
     object_keys,
     parse_message,
+    read_table,
+    read_varint,
     slice_box,
     slice_key,
 )
-from ftrain.formats.whole_files import read_whole
 from ftrain.paths import PathError, expanded
-from ftrain.storage import is_file, raise_if_transient
+from ftrain.storage import is_file, raise_if_transient, read_whole
+from ftrain.suggestions import suggest
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VERSION = 1  # of the format, the latest supported one
@@ -41,7 +41,7 @@ _KNOWN_ESCAPES = re.compile(
 
 
 class TfCheckpointError(ValueError):
-    """A checkpoint with files that are missing, damaged or unsupported."""
+    """A checkpoint whose files are missing, damaged or unsupported."""
 
 
 class TfVariable(NamedTuple):
@@ -62,7 +62,7 @@ class TfCheckpoint:
     """A checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`; opening it reads the index only.
 
     `variables` has the shape and dtype of each variable, sorted by name; a partitioned variable
-    counts as one. An index above `max_index_bytes` (256 MiB by default) is refused.
+    counts as one. An index above `max_index_bytes` (256 MiB by default) is an error.
     """
 
     variables: Mapping[str, TfVariable]
@@ -78,7 +78,7 @@ class TfCheckpoint:
         try:
             table = read_table(_read_index(self._index, max_index_bytes))
             self._shards = _read_header(next(table, None))
-            self._entries = {key: Entry.parse(key, value) for key, value in table}
+            self._entries = {key: BundleEntry.parse(key, value) for key, value in table}
             self.variables = MappingProxyType(_list_variables(self._entries))
         except ValueError as error:
             raise TfCheckpointError(f"{self._index}: {error}") from None
@@ -86,7 +86,8 @@ class TfCheckpoint:
     def read(self, name: str, *, verify: bool = True) -> np.ndarray:
         """Return the value of a variable, strings as `bytes` objects; `verify` its checksum."""
         if name not in self.variables:
-            raise _UnknownVariableError(f"{self._index}: no variable {name!r}{self._suggest(name)}")
+            hint = suggest(name, self.variables, 3) or f" among its {len(self.variables)}"
+            raise _UnknownVariableError(f"{self._index}: no variable {name!r}{hint}")
         entry = self._entries[name.encode()]
         try:
             if entry.proto.slices:
@@ -114,22 +115,14 @@ class TfCheckpoint:
         except ValueError as error:
             raise TfCheckpointError(f"{self._index}: {_OBJECT_GRAPH}: {error}") from None
 
-    def _suggest(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self.variables)
-        return (
-            f"; did you mean {' or '.join(near)}?" if near else f" among its {len(self.variables)}"
-        )
-
-    def _locate(self, entry: Entry) -> "_Span":
-        """Return where the bytes of a tensor lie; ValueError if the files lack them."""
+    def _locate(self, entry: BundleEntry) -> "_Span":
+        """Return the place of the bytes of a tensor; ValueError if they are missing."""
         entry.check_size()
         shard = entry.proto.shard_id
         offset = entry.proto.offset
         size = entry.proto.size
         if not 0 <= shard < self._shards:
-            raise ValueError(
-                f"it lies in data file {shard}, and there are {self._shards}, counted from 0"
-            )
+            raise ValueError(f"it is in data file {shard}, expected less than {self._shards}")
         path = f"{self._prefix}.data-{shard:05d}-of-{self._shards:05d}"
         if not os.path.isfile(path):
             raise ValueError(f"its data file is missing: {path}")
@@ -140,7 +133,7 @@ class TfCheckpoint:
             )
         return _Span(path, file_size, offset, size)
 
-    def _read_slices(self, name: str, whole: Entry, verify: bool) -> np.ndarray:
+    def _read_slices(self, name: str, whole: BundleEntry, verify: bool) -> np.ndarray:
         boxes = [slice_box(part, whole.shape) for part in whole.proto.slices]
         parts = [self._find_slice(name, whole, part) for part in whole.proto.slices]
         spans = [self._locate(part) for part in parts]
@@ -155,7 +148,7 @@ class TfCheckpoint:
             tensor[box] = _read_tensor(part, span, verify)
         return tensor
 
-    def _find_slice(self, name: str, whole: Entry, part: Any) -> Entry:
+    def _find_slice(self, name: str, whole: BundleEntry, part: Any) -> BundleEntry:
         key = slice_key(name, part)
         entry = self._entries.get(key)
         if entry is None:
@@ -252,7 +245,7 @@ def _read_header(first: tuple[bytes, bytes] | None) -> int:
     return header.num_shards
 
 
-def _list_variables(entries: Mapping[bytes, Entry]) -> dict[str, TfVariable]:
+def _list_variables(entries: Mapping[bytes, BundleEntry]) -> dict[str, TfVariable]:
     variables = {}
     for key, entry in entries.items():
         if not key.startswith(b"\0"):  # as the keys of slices do
@@ -274,7 +267,7 @@ def _check_room(spans: Sequence[_Span]) -> None:
             )
 
 
-def _read_tensor(entry: Entry, span: _Span, verify: bool) -> np.ndarray:
+def _read_tensor(entry: BundleEntry, span: _Span, verify: bool) -> np.ndarray:
     data = np.fromfile(span.path, np.uint8, span.size, offset=span.offset)
     if len(data) != span.size:
         raise ValueError(f"{span.path} was cut short while it was read")
@@ -302,7 +295,7 @@ def _split_strings(data: bytes, count: int, verify: bool) -> tuple[np.ndarray, i
         lengths.append(length)
     end = at + 4 + sum(lengths)
     if end != len(data):
-        raise ValueError(f"it is damaged: its strings take {end} bytes, and there are {len(data)}")
+        raise ValueError(f"it is damaged: its strings take {end} bytes, but it has {len(data)}")
     # The checksum is of the lengths as 4 or 8 bytes, not of the varints in the file.
     crc = google_crc32c.value(
         b"".join(length.to_bytes(4 if length < 1 << 32 else 8, "little") for length in lengths)

@@ -1,15 +1,9 @@
-"""What replaces a name of TensorFlow 1: `ftrain migrate AdamOptimizer`. There are no aliases."""
+"""Counterparts of the names of TensorFlow 1, for `ftrain migrate AdamOptimizer`; no aliases."""
 
 import importlib
 from typing import Any
 
-from ftrain.migration import (
-    checkpoint_names,
-    cluster_names,
-    input_names,
-    optimizer_names,
-    session_names,
-)
+from ftrain.migration import input_names, optimizer_names, session_names
 from ftrain.migration.counterpart import Counterpart
 from ftrain.suggestions import suggest
 
@@ -25,18 +19,12 @@ _MODULES = (
     "training.",
     "errors.",
     "data.",
-)  # in the order in which they stand in front of names
-TABLE: dict[str, Counterpart] = (
-    optimizer_names.TABLE
-    | session_names.TABLE
-    | input_names.TABLE
-    | checkpoint_names.TABLE
-    | cluster_names.TABLE
-)
+)  # prefixes of names, in the order in which they occur
+TABLE: dict[str, Counterpart] = optimizer_names.TABLE | session_names.TABLE | input_names.TABLE
 
 
 def find(name: str) -> tuple[str, Counterpart]:
-    """Return TF1's full name and our counterpart, for a name with or without its modules.
+    """Return the full name in TF1 and its counterpart, for a name with or without its modules.
 
     Case is ignored, and so is a missing "Optimizer" at the end.
     """
@@ -46,7 +34,7 @@ def find(name: str) -> tuple[str, Counterpart]:
         if written in known:
             return known[written], TABLE[known[written]]
     hint = suggest(short, map(_shorten, TABLE), count=2, cutoff=0.7)
-    raise LookupError(f"{name} is not a name of tf.train that has a counterpart here yet{hint}")
+    raise LookupError(f"{name} is not a name of tf.train that has a counterpart yet{hint}")
 
 
 def _shorten(name: str) -> str:
@@ -56,7 +44,7 @@ def _shorten(name: str) -> str:
 
 
 def resolve(dotted: str) -> Any:
-    """Return the object that a dotted name stands for."""
+    """Return the object of a dotted name."""
     first, *rest = dotted.split(".")
     found = importlib.import_module(first)
     for name in rest:

@@ -13,7 +13,10 @@ _SHUFFLED = (
 _FINAL = "allow_smaller_final_batch=True is last='keep'"
 _PADDED = "dynamic_pad=True is pad={'name': Pad(multiple=16)}"
 _KEPT = "keep_input becomes FilterSource(source, lambda batch: batch['label'] < 5)"
-_PRODUCER = "epochs follow each other by themselves; num_epochs is Pipeline(epochs=...), shuffle and seed are its too"
+_PRODUCER = (
+    "a Pipeline repeats epochs by itself; its arguments epochs, shuffle and seed are num_epochs, "
+    "shuffle and seed"
+)
 _MESSAGE = (
     "the same message, byte for byte; encode_example and decode_example work on dicts of arrays"
 )
@@ -43,7 +46,8 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.batch": to(
         "ftrain.data.Pipeline",
         "ftrain.data.Stream",
-        note=f"{_PIPELINE}, shuffle=False; {_FINAL}, {_PADDED}; a Stream for generators and sockets",
+        note=f"{_PIPELINE}, shuffle=False; {_FINAL}, {_PADDED}; "
+        "a Stream for generators and sockets",
     ),
     "tf.train.shuffle_batch": to(
         "ftrain.data.Pipeline", "ftrain.data.Stream", note=f"{_SHUFFLED}; {_FINAL}"
@@ -88,7 +92,8 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.data.RecordSource",
         "ftrain.data.TextSource",
         "ftrain.data.ArraySource",
-        note=f"sources take files and patterns; of other strings: ArraySource(dict(name=strings)); {_PRODUCER}",
+        note="sources take files and patterns; for other strings, ArraySource(dict(name=strings)); "
+        f"{_PRODUCER}",
     ),
     "tf.train.limit_epochs": to(
         "ftrain.data.Pipeline", note="Pipeline(epochs=n); a run then ends with its data"
@@ -134,7 +139,8 @@ TABLE: dict[str, Counterpart] = {
     "tf.parse_example": to(
         "ftrain.formats.parse_examples",
         "ftrain.data.RecordSource",
-        note="FixedLenFeature is Fixed, VarLenFeature is Padded or Ragged; RecordSource(files, spec) parses",
+        note="FixedLenFeature is Fixed, VarLenFeature is Padded or Ragged; "
+        "RecordSource(files, spec) parses",
     ),
     "tf.parse_single_example": to("ftrain.formats.parse_examples", note="of a list of one"),
     "tf.parse_single_sequence_example": to(

@@ -2,17 +2,20 @@
 
 from ftrain.migration.counterpart import Counterpart, to
 
-_SCHEDULE = "without global_step: it returns a function of the step; pass it to an optimizer as learning rate"
-_OPTIMIZER = "an optax transform; use_locking and name are gone"
-_SYNC_REPLICAS = (
-    f"{_OPTIMIZER}; update(gradients, opt_state, params, contributions=1, local_step=step) is one arrival; "
-    "variable_averages is averages=0.999, of all parameters, and its num_updates is averages_ramp=True"
+_SCHEDULE = (
+    "without global_step: it returns a function of the step, the learning_rate of an optimizer"
 )
-_NO_QUEUES = "nothing is left to run beside the step: "
+_OPTIMIZER = "an optax transform, without use_locking and name"
+_SYNC_REPLICAS = (
+    f"{_OPTIMIZER}; update(gradients, opt_state, params, contributions=1, local_step=step) is one "
+    "arrival; variable_averages is averages=0.999, of all parameters, and its num_updates is "
+    "averages_ramp=True"
+)
+_NO_QUEUES = "not needed, as nothing runs beside the step: "
 
 
 def _sync_replicas(name: str, note: str) -> dict[str, Counterpart]:
-    """The class, and what its methods are now; both versions have the same."""
+    """Return the counterparts of a class and its methods, which both versions have."""
     return {
         name: to("ftrain.optimizers.sync_replicas", note=note),
         f"{name}.minimize": to(
@@ -24,8 +27,9 @@ def _sync_replicas(name: str, note: str) -> dict[str, Counterpart]:
         f"{name}.apply_gradients": to(
             "ftrain.apply_updates",
             "ftrain.optimizers.arrivals",
-            note="updates, opt_state = optimizer.update(gradients, opt_state, params, local_step=step), then this; the "
-            "next step = arrivals(opt_state).updates stands for the token",
+            note="updates, opt_state = optimizer.update(gradients, opt_state, params, "
+            "local_step=step), then this; the next step = arrivals(opt_state).updates replaces "
+            "the token",
         ),
         f"{name}.get_slot": to(
             "ftrain.optimizers.get_slot", note="get_slot(opt_state, 'dense/kernel', 'm')"
@@ -40,7 +44,7 @@ def _sync_replicas(name: str, note: str) -> dict[str, Counterpart]:
         ),
         f"{name}.get_init_tokens_op": to(
             "ftrain.optimizers.arrivals",
-            note=f"{_NO_QUEUES}arrivals(opt_state).updates is what a token said",
+            note=f"{_NO_QUEUES}arrivals(opt_state).updates is the value of a token",
         ),
         f"{name}.make_session_run_hook": to(
             "ftrain.optimizers.sync_replicas",
@@ -61,7 +65,8 @@ TABLE: dict[str, Counterpart] = {
     ),
     "tf.train.Optimizer.compute_gradients": to(
         "ftrain.gradients.value_and_grad",
-        note="var_list is the argument that is differentiated; gate_gradients has no counterpart: XLA orders the work",
+        note="var_list is the argument that is differentiated; gate_gradients has no counterpart: "
+        "XLA orders the work",
     ),
     "tf.train.Optimizer.apply_gradients": to(
         "ftrain.apply_updates",
@@ -76,7 +81,8 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.gradients.value_and_grad",
         "jax.grad",
         "jax.vjp",
-        note="grad_ys is the cotangent given to what jax.vjp returns; stop_gradients is jax.lax.stop_gradient",
+        note="grad_ys is the cotangent for the function that jax.vjp returns; stop_gradients is "
+        "jax.lax.stop_gradient",
     ),
     "tf.hessians": to("jax.hessian"),
     "tf.stop_gradient": to("jax.lax.stop_gradient"),
@@ -107,7 +113,8 @@ TABLE: dict[str, Counterpart] = {
     # replicas
     **_sync_replicas(
         "tf.train.SyncReplicasOptimizer",
-        f"{_SYNC_REPLICAS}; gradients are averaged: up to 0.12 this class summed them, at a smaller learning rate",
+        f"{_SYNC_REPLICAS}; gradients are averaged: up to 0.12 this class summed them, at a "
+        "smaller learning rate",
     ),
     "tf.train.SyncReplicasOptimizer.get_clean_up_op": to(
         "ftrain.optimizers.sync_replicas",
@@ -121,8 +128,9 @@ TABLE: dict[str, Counterpart] = {
     "tf.clip_by_global_norm": to(
         "ftrain.gradients.clip_by_global_norm",
         "ftrain.make_step",
-        note="or make_step(..., clip_global_norm=1.0), where rows that a batch reads twice are summed before the norm "
-        "is taken; merge_rows=False takes the norm of IndexedSlices, in which they count twice",
+        note="or make_step(..., clip_global_norm=1.0), which sums rows that a batch reads twice "
+        "before it takes the norm; merge_rows=False takes the norm of IndexedSlices, in which they "
+        "count twice",
     ),
     "tf.global_norm": to("ftrain.gradients.global_norm"),
     "tf.train.experimental.FixedLossScale": to(
@@ -152,7 +160,8 @@ TABLE: dict[str, Counterpart] = {
     "tf.train.ExponentialMovingAverage": to(
         "ftrain.make_step",
         "ftrain.averages.update_averages",
-        note="make_step(..., averages=0.999) keeps them in the state; averages_ramp=True is num_updates=global_step; "
+        note="make_step(..., averages=0.999) keeps them in the state; averages_ramp=True is "
+        "num_updates=global_step; "
         'TrainState.create(..., averages="encoder/.*") is var_list',
     ),
     "tf.train.ExponentialMovingAverage.apply": to(

@@ -1,4 +1,4 @@
-"""Sessions, hooks, the global step and threads: names of TensorFlow 1 and their counterparts."""
+"""Sessions, hooks, threads, checkpoints, clusters: names of TensorFlow 1 and counterparts."""
 
 from ftrain.migration.counterpart import Counterpart, to
 
@@ -35,18 +35,21 @@ TABLE: dict[str, Counterpart] = {
     ),
     "tf.train.WorkerSessionCreator": to(
         "ftrain.training.Scaffold",
-        note="Scaffold(wait_secs=7200) waits for the chief's checkpoint, with a limit, and saves nothing itself",
+        note="Scaffold(wait_secs=7200) waits for the chief's checkpoint, with a limit, and saves "
+        "nothing itself",
     ),
     "tf.train.Scaffold": to(
         "ftrain.training.Scaffold",
-        note="init_fn, local_init_fn and ready_fn take the state; ready_fn returns as text why it is not ready",
+        note="init_fn, local_init_fn and ready_fn take the state; ready_fn returns the reason if "
+        "it is not ready",
     ),
     "tf.train.basic_train_loop": to("ftrain.train"),
     # hooks
     "tf.train.SessionRunHook": to(
         "ftrain.Hook",
-        note="begin, after_create_session, before_run, after_run, end are start, begin, before_step, after_step, end; "
-        "a trigger chooses the steps of after_step, and the end of every hook is called even if another's fails",
+        note="after_create_session, before_run, after_run and end are begin, before_step, "
+        "after_step and end; a Scaffold prepares the state; a trigger selects the steps of "
+        "after_step; the end of every hook is called even if that of another one fails",
     ),
     "tf.train.SessionRunArgs": to(
         "ftrain.Hook.before_step",
@@ -61,11 +64,13 @@ TABLE: dict[str, Counterpart] = {
     ),
     "tf.train.StopAtStepHook": to(
         "ftrain.hooks.StopAtStep",
-        note="num_steps count from the start of each run, resumed or not; a run that is there takes no further step",
+        note="num_steps counts from the start of each run, resumed or not; a run that has reached "
+        "the step takes no further one",
     ),
     "tf.train.CheckpointSaverHook": to(
         "ftrain.hooks.CheckpointSaver",
-        note="saves at multiples of the step, also after a restart, and not at the start unless at_start=True",
+        note="saves at multiples of the step, also after a restart, and not at the start unless "
+        "at_start=True",
     ),
     "tf.train.CheckpointSaverListener": to(
         "ftrain.hooks.SaveListener", note="its request to stop counts at the first save too"
@@ -126,5 +131,133 @@ TABLE: dict[str, Counterpart] = {
     ),
     "tf.train.start_queue_runners": to(
         "ftrain.data.feed", note="not needed: a run prefetches its data by itself"
+    ),
+    # checkpoints
+    "tf.train.Saver": to(
+        "ftrain.checkpoints.CheckpointManager",
+        note="max_to_keep is keep, keep_checkpoint_every_n_hours is keep_every_hours; it saves "
+        "trees by step, and replaces one only with overwrite=True",
+    ),
+    "tf.train.Saver.save": to("ftrain.checkpoints.CheckpointManager.save"),
+    "tf.train.Saver.restore": to(
+        "ftrain.checkpoints.CheckpointManager.restore",
+        note="var_list is include, exclude and rename, by patterns",
+    ),
+    "tf.train.SaverDef": to(
+        "ftrain.checkpoints.CheckpointManager",
+        note="its arguments; in a config, the table [checkpoint]",
+    ),
+    "tf.train.Checkpoint": to(
+        "ftrain.checkpoints.CheckpointManager",
+        note="any tree is saved as it is; open_reader reads TF1's",
+    ),
+    "tf.train.CheckpointManager": to(
+        "ftrain.checkpoints.CheckpointManager", note="max_to_keep is keep"
+    ),
+    "tf.train.CheckpointOptions": to("ftrain.checkpoints.CheckpointManager", note="its arguments"),
+    "tf.train.checkpoint_exists": to("ftrain.checkpoints.checkpoint_exists"),
+    "tf.train.latest_checkpoint": to(
+        "ftrain.checkpoints.latest_checkpoint", note="of TensorFlow's directories too"
+    ),
+    "tf.train.get_checkpoint_state": to(
+        "ftrain.checkpoints.checkpoint_state",
+        "ftrain.formats.parse_state",
+        note="the second reads TensorFlow's own `checkpoint` file",
+    ),
+    "tf.train.update_checkpoint_state": to(
+        "ftrain.checkpoints.CheckpointManager",
+        note="it writes checkpoints.json itself, and repairs it from the files on disk",
+    ),
+    "tf.train.generate_checkpoint_state_proto": to(
+        "ftrain.formats.format_state", note="the text of TensorFlow's `checkpoint` file"
+    ),
+    "tf.train.get_checkpoint_mtimes": to(
+        "ftrain.checkpoints.CheckpointManager.checkpoints",
+        note="each record has the time of its save",
+    ),
+    "tf.train.remove_checkpoint": to(
+        "ftrain.checkpoints.CheckpointManager.delete", note="or ftrain ckpt rm RUN STEP"
+    ),
+    "tf.train.NewCheckpointReader": to(
+        "ftrain.checkpoints.open_reader", note="reads TensorFlow's V2 files too"
+    ),
+    "tf.train.load_checkpoint": to(
+        "ftrain.checkpoints.open_reader", note="reads TensorFlow's V2 files too"
+    ),
+    "tf.train.list_variables": to(
+        "ftrain.checkpoints.list_variables", note="of TensorFlow's V2 files too"
+    ),
+    "tf.train.load_variable": to(
+        "ftrain.checkpoints.load_variable", note="of TensorFlow's V2 files too"
+    ),
+    "tf.train.init_from_checkpoint": to(
+        "ftrain.checkpoints.init_from_checkpoint",
+        note="returns a new tree instead of changing variables",
+    ),
+    "tf.train.warm_start": to(
+        "ftrain.checkpoints.warm_start",
+        note="returns a new tree; pass the leaves to train",
+    ),
+    "tf.train.VocabInfo": to("ftrain.checkpoints.VocabInfo"),
+    "tf.train.checkpoints_iterator": to(
+        "ftrain.checkpoints.checkpoints_iterator", "ftrain.evaluate_checkpoints"
+    ),
+    # jobs and tasks
+    "tf.train.ClusterSpec": to(
+        "ftrain.cluster.ClusterSpec", note="the same class; also ClusterSpec.load('nodes.toml')"
+    ),
+    "tf.train.ClusterSpec.as_cluster_def": to(
+        "ftrain.cluster.ClusterSpec.as_cluster_def",
+        note="a dict, the message's JSON form; as_cluster_def_text() is its text format",
+    ),
+    "tf.train.ClusterSpec.as_dict": to("ftrain.cluster.ClusterSpec.as_dict"),
+    "tf.train.ClusterSpec.job_tasks": to("ftrain.cluster.ClusterSpec.job_tasks"),
+    "tf.train.ClusterSpec.jobs": to("ftrain.cluster.ClusterSpec", note="spec.jobs"),
+    "tf.train.ClusterSpec.num_tasks": to("ftrain.cluster.ClusterSpec.num_tasks"),
+    "tf.train.ClusterSpec.task_address": to("ftrain.cluster.ClusterSpec.task_address"),
+    "tf.train.ClusterSpec.task_indices": to("ftrain.cluster.ClusterSpec.task_indices"),
+    "tf.train.ClusterDef": to(
+        "ftrain.cluster.ClusterSpec",
+        note="made from the message as well, or from the same as a dict",
+    ),
+    "tf.train.JobDef": to(
+        "ftrain.cluster.ClusterSpec",
+        note="a job is a list of addresses, or a dict of index to address",
+    ),
+    # servers
+    "tf.train.ServerDef": to(
+        "ftrain.cluster.Membership",
+        "ftrain.cluster.membership",
+        note="the spec with the job and index of this process; membership() reads TF_CONFIG, "
+        "SLURM, Kubernetes and MPI",
+    ),
+    "tf.train.Server": to(
+        "ftrain.cluster.connect", note="joins the processes; there is no server to send graphs to"
+    ),
+    "tf.train.Server.create_local_server": to(
+        "ftrain.cluster.create_local", note="a process group of one"
+    ),
+    "tf.train.Server.target": to(
+        "ftrain.cluster.connect",
+        note="not needed: once connected, every process runs the same program",
+    ),
+    "tf.train.Server.server_def": to("ftrain.cluster.Membership"),
+    "tf.train.Server.start": to("ftrain.cluster.connect", note="not needed: connecting starts it"),
+    "tf.train.Server.join": to(
+        "ftrain.cluster.connect",
+        note="not needed: no process only serves; parameters live on the devices of the mesh",
+    ),
+    # placement
+    "tf.train.replica_device_setter": to(
+        "ftrain.cluster.Sharding",
+        "ftrain.cluster.replica_device_setter",
+        note="Sharding replaces it and splits parameters over the mesh; the other only reports "
+        "where TF1 placed variables",
+    ),
+    "tf.contrib.training.GreedyLoadBalancingStrategy": to(
+        "ftrain.cluster.greedy_by_bytes", note="replica_device_setter(ps_strategy=greedy_by_bytes)"
+    ),
+    "tf.contrib.training.byte_size_load_fn": to(
+        "ftrain.cluster.Operation", note="operation.nbytes"
     ),
 }

@@ -7,30 +7,35 @@ from typing import Protocol
 
 from ftrain.coordination import Coordinator, LooperThread
 
-MAX_PENDING = 1000  # writes; then the run waits
+MAX_PENDING = 1000  # writes; with more, the run waits
 _POLL = 0.001  # seconds
 
 
 class Writer(Protocol):
     """Writes the values of a step."""
 
-    def write(self, step: int, values: Mapping[str, float | str]) -> None: ...
-    def close(self) -> None: ...
+    def write(self, step: int, values: Mapping[str, float | str]) -> None:
+        """Write the values of a step."""
+        ...
+
+    def close(self) -> None:
+        """Complete the file."""
+        ...
 
 
 class _Mark:
-    """An item of the queue that only records that everything before it is written."""
+    """An item of the queue that is passed once everything before it is written."""
 
     is_passed = False
 
 
 class BackgroundWriter:
-    """Writes to `writers`, in order, in a thread. An exception in one of them stops the coordinator.
+    """Writes to `writers`, in order, in a thread. An exception in one of them stops `coordinator`.
 
     Ctrl-C raises KeyboardInterrupt anywhere in the main thread. Inside of a `queue.Queue` or a
     `threading.Condition` it can leave a lock held or a waiting thread without its notification, and
     closing would then wait forever. So the main thread only uses a `SimpleQueue`, whose operations
-    are atomic, and looks at a flag now and then.
+    are atomic, and polls a flag.
     """
 
     def __init__(self, writers: Sequence[Writer], coordinator: Coordinator):
@@ -44,7 +49,7 @@ class BackgroundWriter:
         LooperThread(self._own, target=self._work, name="ftrain-writer").start()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Write values soon."""
+        """Queue values for writing; wait if too many writes are pending."""
         self._raise_error()
         while self._pending.qsize() >= MAX_PENDING:
             time.sleep(_POLL)
@@ -76,7 +81,7 @@ class BackgroundWriter:
             elif self._error is None:
                 for writer in self._writers:
                     writer.write(*item)
-        except BaseException as error:  # noqa: BLE001 - raised in the run; pending writes are dropped
+        except BaseException as error:  # noqa: BLE001 - raised in the run, which drops other writes
             self._error = error
             self._outer.request_stop(error)
 

@@ -10,23 +10,24 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 from ftrain.paths import local_path
+from ftrain.storage import replacing
 from ftrain.summaries.values import plain_step, plain_value
 
 MAX_LINE_BYTES = 1 << 26  # 64 MiB
-ASIDE = ".bad"  # appended to the name of the file that receives lines that cannot be read
-_PIECE = 1 << 20  # bytes of a line above the limit that are read at once
+BAD_SUFFIX = ".bad"  # of the file beside it that gets the unreadable lines
+_CHUNK = 1 << 20  # bytes of a too long line that are read at once
 
 
 class MetricsFile:
     """Appends lines `{"step": 100, "time": ..., "loss": ...}` to a file.
 
-    `start_step` is the step the run starts from: lines of later steps, from a run that was
-    interrupted, are dropped, because those steps are taken again. The other lines keep their bytes.
+    `start_step` is the step the run starts from. Lines of later steps, from an interrupted run, are
+    dropped, because the run takes those steps again. The other lines keep their bytes.
 
-    Lines that cannot be read do not stop a run: they are moved to `metrics.jsonl.bad` beside the
-    file, with one warning. These are lines that are not UTF-8, not a JSON object with an integer
-    "step", cut short, or longer than `max_line_bytes` (64 MiB by default), which are copied in
-    pieces and never held in memory.
+    Unreadable lines do not stop a run: they are moved to `metrics.jsonl.bad` beside the file, with
+    one warning. A line is unreadable if it is not UTF-8, is not a JSON object with an integer
+    "step", is incomplete, or is longer than `max_line_bytes` (64 MiB by default). Longer lines are
+    copied in chunks and never held in memory.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class MetricsFile:
 def read_metrics(path: str | Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> list[dict[str, Any]]:
     """Return the lines of a metrics file, oldest first.
 
-    Lines that cannot be read, as `MetricsFile` defines them, are skipped with one warning; a last
-    line that is still being written is skipped without one.
+    Unreadable lines, as `MetricsFile` defines them, are skipped with one warning; an incomplete
+    last line is skipped without one.
     """
     _check_limit(max_line_bytes)
     found: list[dict[str, Any]] = []
@@ -81,7 +82,7 @@ class _Line(NamedTuple):
 
 
 def _lines(file: IO[bytes], limit: int) -> Iterator[_Line]:
-    """Yield every non-blank line; the caller reads or skips the rest of a line that is too long."""
+    """Yield every non-blank line; the caller reads or skips the rest of a too long line."""
     number = 0
     while data := file.readline(limit + 1):
         number += 1
@@ -91,9 +92,9 @@ def _lines(file: IO[bytes], limit: int) -> Iterator[_Line]:
 
 
 def _rest(file: IO[bytes], line: _Line) -> Iterator[bytes]:
-    """Yield what follows the first bytes of a line that is too long, in pieces."""
+    """Yield the rest of a too long line, in chunks."""
     piece = b"" if line.is_too_long else b"\n"
-    while not piece.endswith(b"\n") and (piece := file.readline(_PIECE)):
+    while not piece.endswith(b"\n") and (piece := file.readline(_CHUNK)):
         yield piece
 
 
@@ -103,7 +104,7 @@ def _skip_rest(file: IO[bytes], line: _Line) -> None:
 
 
 def _parse(line: _Line) -> dict[str, Any] | None:
-    """Return the fields of a line; None if it cannot be read."""
+    """Return the fields of a line; None if it is unreadable."""
     if line.is_too_long:
         return None
     try:
@@ -121,36 +122,41 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _rewind(path: Path, start_step: int, limit: int) -> None:
-    """Drop lines of later steps and move unreadable ones aside; write only if there are any."""
+    """Drop lines of later steps and move unreadable ones to another file."""
     path = path.resolve()  # a link stays a link
-    beside = path.with_name(f"{path.name}.new")
-    aside = path.with_name(path.name + ASIDE)
+    if not _needs_rewind(path, start_step, limit):
+        return
+    bad_path = path.with_name(path.name + BAD_SUFFIX)
     bad = _BadLines()
-    is_changed = False
-    try:
-        with open(path, "rb") as file, open(beside, "wb") as kept, _Aside(aside) as others:
-            for line in _lines(file, limit):
-                fields = _parse(line)
-                if fields is None:
-                    bad.add(line.number)
-                    others.write(line.data, _rest(file, line))
-                elif fields["step"] <= start_step:
-                    kept.write(line.data if line.is_complete else line.data + b"\n")
-                    is_changed |= not line.is_complete
-                else:
-                    is_changed = True
-            _flush(kept)
-        if bad.count or is_changed:
-            # The unreadable lines are on disk by now, so a crash here loses nothing.
-            os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with (
+        replacing(path, path.with_name(f"{path.name}.new")) as temporary,
+        _BadFile(bad_path) as bad_file,  # on disk before the replacement: a crash loses no line
+        open(path, "rb") as file,
+        open(temporary, "wb") as kept,
+    ):
+        for line in _lines(file, limit):
+            fields = _parse(line)
+            if fields is None:
+                bad.add(line.number)
+                bad_file.write(line.data, _rest(file, line))
+            elif fields["step"] <= start_step:
+                kept.write(line.data if line.is_complete else line.data + b"\n")
     if bad.count:
-        warnings.warn(f"{path}: {bad}; moved to {aside}", stacklevel=3)
+        warnings.warn(f"{path}: {bad}; moved to {bad_path}", stacklevel=3)
+
+
+def _needs_rewind(path: Path, start_step: int, limit: int) -> bool:
+    """Return True if a line is of a later step, unreadable or incomplete."""
+    with open(path, "rb") as file:
+        for line in _lines(file, limit):
+            fields = _parse(line)
+            if fields is None or fields["step"] > start_step or not line.is_complete:
+                return True
+    return False
 
 
 class _BadLines:
-    """How many lines cannot be read, and the number of the first."""
+    """The number of unreadable lines, and the first of them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -169,8 +175,8 @@ class _BadLines:
         return f"{found} cannot be read, expected a JSON object with an integer step"
 
 
-class _Aside:
-    """The file of lines that cannot be read; it is created with the first of them."""
+class _BadFile:
+    """The file of unreadable lines; it is created with the first of them."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -186,18 +192,14 @@ class _Aside:
         if not last.endswith(b"\n"):
             self._file.write(b"\n")
 
-    def __enter__(self) -> "_Aside":
+    def __enter__(self) -> "_BadFile":
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            _flush(self._file)
+            self._file.flush()
+            os.fsync(self._file.fileno())
             self._file.close()
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _check_limit(limit: int) -> None:

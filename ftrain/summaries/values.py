@@ -1,4 +1,4 @@
-"""Values: the numbers and texts that can be written under a name."""
+"""Values: the numbers and texts that a summary can hold."""
 
 import operator
 from typing import Any, SupportsIndex
@@ -9,13 +9,13 @@ EXPECTED = "expected a number, an array of shape () or a text"
 
 
 def plain_value(name: str, value: Any) -> bool | int | float | str:
-    """Convert a value to a Python number or text; TypeError gives its name, shape and dtype."""
+    """Convert a value to a Python number or text; TypeError if it is neither."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a value must be a text, got {name!r:.60}")
     if isinstance(value, str) and not isinstance(value, np.generic):
         return value
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
-        return _finite_in_size(name, value)
+        return _check_size(name, value)
     shape = getattr(value, "shape", None)
     dtype = getattr(value, "dtype", None)
     if shape is None or dtype is None:
@@ -28,9 +28,9 @@ def plain_value(name: str, value: Any) -> bool | int | float | str:
             f"{name} is an array of {dtype} that cannot be read: {reason}; {EXPECTED}"
         ) from error
     if shape != () or not isinstance(item, (bool, int, float, str)):
-        way_out = "; write its mean, or its entries under names of their own" if shape != () else ""
+        advice = "; write its mean, or its entries under names of their own" if shape != () else ""
         raise TypeError(
-            f"{name} is an array of shape {tuple(shape)} and dtype {dtype}; {EXPECTED}{way_out}"
+            f"{name} is an array of shape {tuple(shape)} and dtype {dtype}; {EXPECTED}{advice}"
         )
     return item
 
@@ -43,7 +43,7 @@ def plain_step(step: SupportsIndex) -> int:
         raise TypeError(f"a step must be a whole number, got {step!r:.60}") from None
 
 
-def _finite_in_size(name: str, value: float) -> float:
+def _check_size(name: str, value: float) -> float:
     try:
         float(value)
     except OverflowError:

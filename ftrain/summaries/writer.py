@@ -1,6 +1,6 @@
 """Event files: scalars and texts that TensorBoard shows."""
 
-# The generated protos come without stubs.
+# The generated protos have no stubs.
 # pyright: reportAttributeAccessIssue=false
 
 import os
@@ -16,8 +16,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 
 from ftrain.formats import DamagedRecordError, frame_record, read_records
-from ftrain.formats.records.compression import detect_compression
-from ftrain.formats.records.framing import FRAME, MAX_RECORD_BYTES
+from ftrain.formats.records.encoding import FRAME, MAX_RECORD_BYTES, detect_compression
 from ftrain.paths import local_path
 from ftrain.summaries.values import plain_step, plain_value
 
@@ -25,8 +24,8 @@ from ftrain.summaries.values import plain_step, plain_value
 class SummaryWriter:
     """Appends to a new event file in `directory`, for TensorBoard to read while it grows.
 
-    `start_step` is the step the run starts from: what an earlier, interrupted run wrote from there
-    on is hidden by TensorBoard, because those steps are taken again.
+    `start_step` is the step the run starts from. TensorBoard hides later steps of an earlier,
+    interrupted run, because the run takes those steps again.
     """
 
     def __init__(self, directory: str | Path, *, start_step: int = 0):

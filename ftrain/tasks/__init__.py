@@ -1,4 +1,4 @@
-"""Tasks: what the shipped configs train."""
+"""Tasks: the models and data that the shipped configs train."""
 
 from ftrain.tasks.digits import digits
 from ftrain.tasks.source_lm import source_lm

@@ -104,21 +104,21 @@ def scale(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _write_records(home: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    """Write to another directory and rename it: other processes see all files or none."""
-    aside = home.with_name(f"{home.name}.{uuid.uuid4().hex}")
-    with RecordWriter(aside / "train.tfrecord", shard_records=RECORDS_PER_FILE) as writer:
+    """Write to a temporary directory and rename it: other processes see all files or none."""
+    temporary = home.with_name(f"{home.name}.{uuid.uuid4().hex}")
+    with RecordWriter(temporary / "train.tfrecord", shard_records=RECORDS_PER_FILE) as writer:
         for image, label in zip((images * 16).astype(np.uint8), labels, strict=True):
             writer.write(encode_example({"image": image.tobytes(), "label": label}))
     try:
-        aside.rename(home)
+        temporary.rename(home)
     except OSError:
-        shutil.rmtree(aside)
+        shutil.rmtree(temporary)
         if not home.exists():  # else another process was first
             raise
 
 
 def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:
-    """Two convolutions, a dense layer and the class scores."""
+    """Return the parameters of two convolutions, a dense layer and the class scores."""
     shapes = {
         "conv1": (3, 3, 1, channels),
         "conv2": (3, 3, channels, 2 * channels),
@@ -137,7 +137,7 @@ def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:
 def classify(
     params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.Array | None = None
 ) -> jax.Array:
-    """Logits (batch, classes) of images (batch, 8, 8, 1)."""
+    """Return the logits (batch, classes) of images (batch, 8, 8, 1)."""
     features = jax.nn.relu(_convolve(params["conv1"], images, stride=1))
     features = jax.nn.relu(_convolve(params["conv2"], features, stride=2))
     features = jax.nn.relu(_dense(params["dense"], features.reshape(len(images), -1)))

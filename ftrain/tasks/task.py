@@ -13,9 +13,9 @@ from ftrain.tree import Tree
 
 @dataclass(frozen=True)
 class Task:
-    """What a config trains.
+    """A loss, initial parameters and data; `task` in a config names a function that returns one.
 
-    A config names a function that returns a Task; `[model]` holds its keyword arguments.
+    `[model]` holds the keyword arguments of that function.
 
     Args:
       init: rng -> parameters.

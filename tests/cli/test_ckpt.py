@@ -132,9 +132,9 @@ def test_tensorflows_files_are_shown_and_compared(directory):
         (("export", "HOME", "--include", "nothing"), "the patterns select none of its 3 leaves"),
         (("export", "HOME", "--include", "["), "'[' is not a regular expression"),
         (("export", "HOME", "--out", "nowhere/x.npz"), "there is no directory nowhere"),
-        (("export", "HOME", "--out", "x.bin"), "say --to safetensors or --to npz"),
+        (("export", "HOME", "--out", "x.bin"), "pass --to safetensors or --to npz"),
         (("export", "HOME", "--out", "x.npz", "--to", "safetensors"), "do not agree"),
-        (("rm", "HOME"), "which steps of"),
+        (("rm", "HOME"), "the steps are missing"),
     ],
 )
 def test_mistakes_are_told_in_two_lines(home, arguments, said):

@@ -16,7 +16,7 @@ from data_command import EVENT, damage, data, example, features_of, names, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftrain.cli.data.convert import convert
+from ftrain.cli.data_convert import convert
 from ftrain.formats.examples.messages import encode_example
 from ftrain.formats.records.reading import read_records
 

@@ -4,7 +4,7 @@ import numpy as np
 from command import environment, run, write_config
 from PIL import Image
 
-from ftrain.cli.drawing import draw_in_terminal
+from ftrain.cli.schedule import draw_in_terminal
 
 DECAY = 'optimizer.learning_rate={name="polynomial_decay", learning_rate=0.5, decay_steps=40, end_learning_rate=0.1}'
 

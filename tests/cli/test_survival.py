@@ -96,7 +96,7 @@ def interrupt(tmp_path, number):
     step = CheckpointManager(home / "checkpoints").latest()
     assert step
     assert f"stopped at step {step} of 10000000 ({signal.Signals(number).name})" in out
-    assert "the same command goes on from there" in out
+    assert "the same command resumes there" in out
 
 
 def test_ctrl_c_saves_and_stops(tmp_path):

@@ -273,4 +273,4 @@ def test_ctrl_c_is_still_ended_by_saving(trained):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "SIGINT: saving and stopping" in err
-    assert "the same command goes on from there" in out
+    assert "the same command resumes there" in out

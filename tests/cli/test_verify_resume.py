@@ -157,7 +157,7 @@ def test_a_process_that_outlives_the_others_is_ended_and_named(tmp_path, pretend
     out, _ = pretend(deed=STAY, patience=0.3)
     rank = int(re.findall(r"process (\d) inside of a save$", out, re.MULTILINE)[0])
     assert (
-        f"HANGING: process {1 - rank} did not end by itself within 0.3 s after process {rank} was killed"
+        f"HANGING: process {1 - rank} did not exit by itself within 0.3 s after process {rank} was killed"
         in out
     )
     assert f"both runs are kept in {tmp_path / 'proof'}" in out
@@ -182,13 +182,13 @@ def test_of_several_processes_the_one_that_failed_is_named(pretend):
         "training failed on several processes; process 1 failed before its first step with exit code 1; "
         in err
     )
-    assert "; process 0 did not end by itself:" in err
+    assert "; process 0 did not exit by itself:" in err
     assert "[1] no data" in err
 
 
 def test_a_process_that_never_ends_after_the_others_is_named(pretend):
     _, err = pretend(first="if index == 1: (home / 'pid-1').touch(); time.sleep(600)", patience=0.3)
-    assert "training failed on several processes; process 1 did not end by itself:" in err
+    assert "training failed on several processes; process 1 did not exit by itself:" in err
 
 
 def test_of_a_group_that_is_left_by_an_exception_nobody_stays(tmp_path):

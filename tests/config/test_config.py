@@ -261,7 +261,7 @@ BAD = [
     ),
     (
         ["optimizer={name='builtins.max'}"],
-        "'builtins.max' cannot be used: it does not tell its arguments",
+        "'builtins.max' cannot be used: it has no signature",
     ),
     (["optimizer={name='math.sqrt', x=3}"], "[optimizer] math.sqrt() takes no keyword arguments"),
     (
@@ -327,6 +327,7 @@ KEYS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
         "batch_size",
         "every_steps",
         "run",
+        "extends",
     ]
 )
 SCALARS = (

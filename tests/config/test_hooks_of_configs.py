@@ -179,7 +179,7 @@ def test_the_schema_knows_hooks(config):
         ),
         (
             'name = "Callback"\nfunction = "regression:note"\nevery_steps = 3\nat_steps = [4]',
-            "says when in two ways",
+            "has two kinds of timing",
         ),
         ('metric = "loss"', "hooks.0.name: is missing; name one of Callback, FeedBatch"),
         (
@@ -217,7 +217,7 @@ def test_a_mistake_names_the_hook(tmp_path, table, message):
         ),
         (
             "checkpoint.listeners=['regression:note']",
-            "'regression:note' is not a class of listeners",
+            "'regression:note' is not a subclass of ftrain.hooks.SaveListener",
         ),
     ],
 )

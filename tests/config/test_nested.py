@@ -160,7 +160,7 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         ),
         (
             [FINITE.format("3")],
-            "optimizer.inner: should be an optimizer, got 3; write a table that calls what makes it",
+            "optimizer.inner: should be an optimizer, got 3; write a table that calls a function",
         ),
         (
             [FINITE.format("{name='os.getcwd'}")],
@@ -205,7 +205,7 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         (["optimizer={name='optax.tree.map'}"], "optimizer"),
         (
             ["optimizer={name='math.pi'}"],
-            "optimizer.name: 'math.pi' is no function or class, it is 3.14",
+            "optimizer.name: 'math.pi' is not a function or class, it is 3.14",
         ),
         (
             ["optimizer={name=''}"],

@@ -46,3 +46,11 @@ def test_names_of_other_packages_pass(validator):
         config | {"optimizer": {"name": "optax.lion", "learning_rate": 0.1, "b1": 0.8}}
     )
     validator.validate(config | {"task": "mine.module:task", "model": {"anything": 3}})
+
+
+def test_a_config_that_extends_another_may_lack_keys_but_has_no_unknown_ones(validator):
+    validator.validate({"extends": "a.toml", "optimizer": {"momentum": 0.8}, "data": {}})
+    for wrong in ({"stepss": 3}, {"steps": "many"}, {"data": {"batch_sizes": 3}}):
+        assert not validator.is_valid({"extends": "a.toml"} | wrong)
+    assert not validator.is_valid({"extends": 3})
+    assert not validator.is_valid({"optimizer": {"momentum": 0.8}})

@@ -164,7 +164,7 @@ def test_boundaries_and_lengths_must_fit():
         ),
         (
             {"shard_count": 2, "epochs": 1, "last": "keep"},
-            "leaves batches that do not divide over 2 processes",
+            "makes batches that do not divide over 2 processes",
         ),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_tiny_weight_still_counts():
 
 
 def test_nothing_to_mix_is_refused():
-    with pytest.raises(ValueError, match=r"ArraySource\(n\) has no examples to mix in"):
+    with pytest.raises(ValueError, match=r"ArraySource\(n\) has no examples to mix"):
         MixSource([part(0, 0), part(0, 3)], [1, 1])
     with pytest.raises(ValueError, match="at least one source"):
         ConcatSource([])

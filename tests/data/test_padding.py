@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ftrain.data import Pad
-from ftrain.data.padding import pad_batch
+from ftrain.data.batching import pad_batch
 from ftrain.data.source import to_rows
 
 ROWS = to_rows([np.array([1, 2, 3]), np.array([4]), np.array([], np.int64)])

@@ -153,7 +153,7 @@ def test_a_misspelt_feature_is_told(pattern):
 def test_a_spec_is_a_mapping_and_gives_each_name_once(pattern):
     with pytest.raises(TypeError, match="a spec maps names to Fixed"):
         RecordSource(pattern, ["n"])
-    with pytest.raises(ValueError, match="spec and sequence both give n"):
+    with pytest.raises(ValueError, match="spec and sequence both make n"):
         RecordSource(pattern, {"n": Fixed()}, sequence={"n": Ragged()})
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrain.formats.records.patterns import match_files
+from ftrain.formats.records.files import match_files
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrain.formats.records import files as record_files
+from ftrain.formats.records.encoding import DamagedRecordError, frame_record
 from ftrain.formats.records.files import RecordFiles
-from ftrain.formats.records.reading import DamagedRecordError, frame_record, read_records
+from ftrain.formats.records.reading import read_records
 
 SHARDS = [[b"", b"one", b"two"], [], [b"x" * 300], [b"four", b"y" * 10_000, b"six"]]
 RECORDS = [record for shard in SHARDS for record in shard]

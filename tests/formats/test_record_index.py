@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.formats.records import indexing
-from ftrain.formats.records import sidecar as sidecars
-from ftrain.formats.records.indexing import index_records
-from ftrain.formats.records.reading import DamagedRecordError, frame_record, read_records
+from ftrain.formats.records import index as record_index
+from ftrain.formats.records.encoding import DamagedRecordError, frame_record
+from ftrain.formats.records.index import index_records
+from ftrain.formats.records.reading import read_records
 
 RECORDS = [b"", b"one", b"second", b"x" * 300, b"4"]
 
@@ -45,8 +45,8 @@ def walks(monkeypatch):
         seen.append((path.name, on_damage))
         return original(path, on_damage, limit)
 
-    original = indexing.walk_frames
-    monkeypatch.setattr(indexing, "walk_frames", walk)
+    original = record_index.walk_frames
+    monkeypatch.setattr(record_index, "walk_frames", walk)
     return seen
 
 
@@ -60,7 +60,7 @@ def test_every_record_is_found_in_runs_and_alone(tmp_path_factory, runs):
 
 
 def test_runs_longer_than_one_guess(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftrain.formats.records.indexing._LARGEST_GUESS", 256)
+    monkeypatch.setattr("ftrain.formats.records.index._LARGEST_GUESS", 256)
     records = [b"abc"] * 3000 + [b"abcd"] * 5 + [b"abc"] * 100
     check(index_records(write(tmp_path / "records", records)), tmp_path / "records", records)
 
@@ -209,7 +209,7 @@ def test_any_damage_of_a_sidecar_has_it_built_again(tmp_path, walks):
 
 def forge(path, *, offsets, lengths, **changes):
     """A sidecar with right checksums and these contents."""
-    sidecar = sidecars.sidecar_path(path)
+    sidecar = record_index.sidecar_path(path)
     content = sidecar.read_bytes()
     size = struct.unpack_from("<I", content, 16)[0]
     header = json.loads(content[20 : 20 + size]) | {"count": len(offsets)} | changes
@@ -296,13 +296,13 @@ def test_a_directory_that_takes_no_files_is_no_error(tmp_path, monkeypatch):
 
 def test_no_sidecar_is_kept_of_a_file_that_grew_meanwhile(tmp_path, monkeypatch):
     path = write(tmp_path / "records", RECORDS)
-    original = indexing.walk_frames
+    original = record_index.walk_frames
 
     def walk(*arguments):
         frames = original(*arguments)
         grow(path)
         return frames
 
-    monkeypatch.setattr(indexing, "walk_frames", walk)
+    monkeypatch.setattr(record_index, "walk_frames", walk)
     index_records(path)
     assert os.listdir(tmp_path) == ["records"]

@@ -23,8 +23,8 @@ from ftrain.formats import (
     index_records,
     read_records,
 )
-from ftrain.formats.checksums import mask_crc, masked_crc, shift_crc
-from ftrain.formats.records import resync
+from ftrain.formats.records import reading
+from ftrain.formats.records.encoding import mask_crc, masked_crc, shift_crc
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ class Work:
         self.places = 0
         for name in ("value", "extend"):
             monkeypatch.setattr(google_crc32c, name, self._counting(getattr(google_crc32c, name)))
-        monkeypatch.setattr(resync, "np", self)
+        monkeypatch.setattr(reading, "np", self)
 
     def __getattr__(self, name):
         return getattr(np, name)

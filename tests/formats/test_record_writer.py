@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrain.formats.records.indexing import index_records
-from ftrain.formats.records.reading import frame_record, read_records
+from ftrain.formats.records.encoding import frame_record
+from ftrain.formats.records.index import index_records
+from ftrain.formats.records.reading import read_records
 from ftrain.formats.records.writing import RecordWriter
 
 COMPRESSIONS = st.sampled_from([None, "GZIP", "ZLIB"])

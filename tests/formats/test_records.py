@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New, masked_crc32c
 
-from ftrain.formats.checksums import masked_crc, masked_length_crcs
-from ftrain.formats.records.reading import DamagedRecordError, frame_record, read_records
+from ftrain.formats.records.encoding import (
+    DamagedRecordError,
+    frame_record,
+    masked_crc,
+    masked_length_crcs,
+)
+from ftrain.formats.records.reading import read_records
 
 RECORDS = [b"", b"one", b"\x00" * 1000]
 PACK = {None: bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}
@@ -261,7 +266,7 @@ def test_bytes_put_between_records_are_stepped_over(tmp_path):
 
 
 def test_a_header_may_lie_across_what_is_read_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftrain.formats.records.resync.CHUNK", 64)
+    monkeypatch.setattr("ftrain.formats.records.reading.CHUNK", 64)
     garbage = random.Random(2).randbytes(200)
     for size in range(1, 200):
         for compression in PACK:

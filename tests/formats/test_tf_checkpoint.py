@@ -323,7 +323,7 @@ BAD_ENTRIES = {
     "a gigantic offset": (entry(FLOAT, (4,), data=FLOATS, offset=2**63 - 1), "takes bytes"),
     "a data file that is not": (
         entry(FLOAT, (4,), data=FLOATS, shard=1),
-        "data file 1, and there are 1",
+        "data file 1, expected less than 1",
     ),
     "a negative data file": (entry(FLOAT, (4,), data=FLOATS, shard=-1), "data file -1"),
     "strings that are too long": (entry(STRING, (2,), size=16), "its strings take"),

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from references import FOLDER, cases
 
-from ftrain.formats.sstable import read_table
+from ftrain.formats.tf_bundle import read_table
 from ftrain.formats.tf_checkpoint import (
     TfCheckpoint,
     TfCheckpointError,

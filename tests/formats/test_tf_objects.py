@@ -74,7 +74,7 @@ def chain(length):
 BAD_GRAPHS = {
     "a child that is not there": (
         graph_of(node([(7, "x")])),
-        "refers to object 7, and there are 1",
+        "refers to object 7, expected less than 1",
     ),
     "a negative child": (graph_of(node([(-1, "x")])), "refers to object -1"),
     "a slot that is not there": (graph_of(node(slots=[(0, "m", 9)])), "refers to object 9"),

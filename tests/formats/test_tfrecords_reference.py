@@ -5,8 +5,9 @@ from base64 import b64decode
 import pytest
 from references import cases
 
+from ftrain.formats.records.encoding import DamagedRecordError
 from ftrain.formats.records.files import RecordFiles
-from ftrain.formats.records.reading import DamagedRecordError, read_records
+from ftrain.formats.records.reading import read_records
 from ftrain.formats.records.writing import RecordWriter
 
 pytestmark = pytest.mark.reference

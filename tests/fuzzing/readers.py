@@ -25,7 +25,7 @@ from ftrain.checkpoints.catalog import read_catalog
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.manifest import format_manifest, read_manifest
 from ftrain.checkpoints.verification import verify
-from ftrain.cli.ckpt.list import list_checkpoints
+from ftrain.cli.ckpt import list_checkpoints
 from ftrain.cluster import ClusterSpec, membership
 from ftrain.config import ConfigError, load, plan
 from ftrain.data import ArraySource
@@ -51,13 +51,12 @@ from ftrain.formats import (
     parse_state,
     read_records,
 )
-from ftrain.formats.checksums import masked_crc
-from ftrain.formats.records.sidecar import sidecar_path
-from ftrain.formats.tables.conversion import encode_rows
-from ftrain.formats.tables.csv_files import read_csv
-from ftrain.formats.tables.jsonl_files import read_jsonl
-from ftrain.formats.tables.npz_files import read_npz
-from ftrain.formats.tables.rows import TableError
+from ftrain.formats.conversion import encode_rows
+from ftrain.formats.numpy_files import read_npz
+from ftrain.formats.records.encoding import masked_crc
+from ftrain.formats.records.index import sidecar_path
+from ftrain.formats.tables import TableError
+from ftrain.formats.text_tables import read_csv, read_jsonl
 from ftrain.summaries import MetricsFile, read_events, read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -26,8 +26,8 @@ def refuse(arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["CONFIG"], r"how many processes\? say -n N, before CONFIG"),
-        (["-n", "0", "CONFIG"], r"-n: wanted at least 1 process, got 0"),
+        (["CONFIG"], r"the number of processes is missing: pass -n N before CONFIG"),
+        (["-n", "0", "CONFIG"], r"-n: must be at least 1, got 0"),
         (["-n", "two", "CONFIG"], r"-n"),
         (
             ["-n", "2", "--processes-after-failure", "3", "CONFIG"],
@@ -41,11 +41,11 @@ def refuse(arguments):
         (["-n", "2"], r"Missing argument 'CONFIG'"),
         (
             ["-n", "2", "--hang-timeout", "-1", "CONFIG"],
-            r"--hang-timeout: wanted seconds above 0, got -1",
+            r"--hang-timeout: must be above 0 seconds, got -1",
         ),
-        (["-n", "2", "--hang-timeout", "0", "CONFIG"], r"wanted seconds above 0, got 0"),
-        (["-n", "2", "--hang-timeout", "nan", "CONFIG"], r"wanted seconds above 0, got nan"),
-        (["-n", "2", "--hang-timeout", "inf", "CONFIG"], r"wanted seconds above 0, got inf"),
+        (["-n", "2", "--hang-timeout", "0", "CONFIG"], r"must be above 0 seconds, got 0"),
+        (["-n", "2", "--hang-timeout", "nan", "CONFIG"], r"must be above 0 seconds, got nan"),
+        (["-n", "2", "--hang-timeout", "inf", "CONFIG"], r"must be above 0 seconds, got inf"),
         (["-n", "2", "--max-restarts", "-1", "CONFIG"], r"--max-restarts.* 0"),
         (["-n", "2", "--gpus-each", "0", "CONFIG"], r"--gpus-each.* 1"),
         (["-n", "2", "--inject", "burn", "CONFIG"], r"--inject: fault 'burn': unknown kind"),
@@ -55,13 +55,13 @@ def refuse(arguments):
         ),
         (
             ["-n", "2", "--host", "192.0.2.1", "CONFIG"],
-            r"'192.0.2.1' is no address of this machine",
+            r"'192.0.2.1' is not an address of this machine",
         ),
-        (["-n", "2", "--host", "x" * 300, "CONFIG"], r"is no address of this machine"),
+        (["-n", "2", "--host", "x" * 300, "CONFIG"], r"is not an address of this machine"),
         (["-n", "2", "--max-restart", "3", "CONFIG"], r"[Nn]o such option.*--max-restart"),
         (
             ["-n", "2", "CONFIG", "--max-restarts", "3"],
-            r"--max-restarts is an option of launch and has to stand before",
+            r"--max-restarts is an option of launch and must stand before",
         ),
         (["-n", "2", "CONFIG", "--hang-timeout=3"], r"--hang-timeout=3 is an option of launch"),
     ],
@@ -77,7 +77,7 @@ def test_bad_input_is_told(tmp_path, arguments, message):
 def test_bad_input_takes_two_lines_and_no_traceback(tmp_path):
     result = run(tmp_path, n=0)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("ftrain: Invalid value for -n: wanted at least 1 process, got 0\n")
+    assert result.err.startswith("ftrain: Invalid value for -n: must be at least 1, got 0\n")
     assert len(result.err.splitlines()) == 2
 
 

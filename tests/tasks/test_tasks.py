@@ -9,8 +9,7 @@ from ftrain.hooks import Logging
 from ftrain.run import train
 from ftrain.tasks import digits, source_lm
 from ftrain.tasks.digits import load_digits
-from ftrain.tasks.source_lm import load_source
-from ftrain.tasks.transformer import init_transformer, transformer_logits
+from ftrain.tasks.source_lm import init_transformer, load_source, transformer_logits
 
 SMALL_LM = {"width": 32, "layers": 1, "context": 32, "evaluation_windows": 40, "sample_bytes": 20}
 

@@ -91,7 +91,7 @@ def test_what_no_device_takes_is_named():
     names = np.array([b"a", b"b", b"c", b"d"] * 16, object)
     data = Pipeline(ArraySource(make_arrays() | {"name": names}), batch_size=8)
     with pytest.raises(
-        TypeError, match="name holds bytes, which no device takes: leave it out of the spec"
+        TypeError, match="name holds bytes, which no device supports: remove it from the spec"
     ):
         train(data)
 

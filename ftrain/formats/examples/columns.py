@@ -15,8 +15,8 @@ EMPTY = 5  # the feature is present, without any list
 KIND_NAMES = {ABSENT: "nothing", BYTES: "bytes", FLOAT: "floats", INT64: "integers"}
 PADDING = bytes(512)  # after the last record, so that windows that start inside it fit
 
-_SHORT = 64  # bytes values up to this length are copied as a table
-_SPARSE = 32  # from this mean length on, slicing is faster than an index of every byte
+_SHORT = 64  # bytes; shorter values are copied as a table
+_SPARSE = 32  # mean length; above it, slicing is faster than an index of every byte
 _LONGEST_VARINT = 10
 _WORDS = (np.dtype("<u4"), np.dtype("<u8"))
 _FLAGS = (0x80808080, 0x8080808080808080)  # "more bytes follow", in each byte of a word
@@ -29,8 +29,8 @@ _MORE = [
 ]
 
 
-class UnusualError(ValueError):
-    """Bytes that are not canonical after all, so that protobuf must parse them."""
+class NotCanonicalError(ValueError):
+    """Bytes that are not canonical, so protobuf must parse them."""
 
 
 class Spans(NamedTuple):
@@ -102,7 +102,7 @@ def join_payloads(payloads: Sequence[Payloads], data: bytes) -> tuple[list[Spans
 def read_column(data: bytes, spans: Spans, kind: int) -> Column:
     """Decode the values of records that have `kind`; others are checked, but count no values.
 
-    `data` must end with PADDING. UnusualError if a payload does not fit its kind.
+    `data` must end with PADDING. NotCanonicalError if a payload does not fit its kind.
     """
     kinds, starts, lengths = spans
     if np.count_nonzero(kinds == kind) < len(kinds):
@@ -121,11 +121,41 @@ def read_column(data: bytes, spans: Spans, kind: int) -> Column:
 
 
 def check_spans(data: bytes, spans: Spans) -> None:
-    """Raise UnusualError unless every payload fits its kind; single bytes and floats always do."""
+    """Raise NotCanonicalError unless every payload fits its kind, as bytes and floats always do."""
     for kind, read in ((INT64, _read_integers), (BYTES_MESSAGE, _read_lists)):
         chosen = spans.kinds == kind
         if chosen.any():
             read(data, spans.starts[chosen], spans.lengths[chosen])
+
+
+def cut(values: np.ndarray, counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first `length` values of each record, and their counts."""
+    starts = np.cumsum(counts) - counts
+    places = np.arange(len(values)) - np.repeat(starts, counts)
+    return values[places < length], np.minimum(counts, length)
+
+
+def pad_rows(values: np.ndarray, counts: np.ndarray, length: int | None, pad: Any) -> np.ndarray:
+    """Return an array (n, length, ...) from concatenated values, `counts` of them per row."""
+    length = largest(counts) if length is None else length
+    if (counts == length).all():
+        return values.reshape(len(counts), length, *values.shape[1:])
+    rows = np.empty((len(counts), length, *values.shape[1:]), values.dtype)
+    if np.ndim(pad):
+        rows[...] = pad
+    else:
+        rows.fill(pad)  # np.full would drop trailing zero bytes
+    rows[np.arange(length) < counts[:, None]] = values
+    return rows
+
+
+def split(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Return the values of each record."""
+    ends = np.cumsum(counts)
+    return [
+        values[start:end]
+        for start, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def gather(data: bytes | bytearray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -221,7 +251,7 @@ def _parse_list(body: bytes) -> list[bytes]:
     try:
         return list(BytesList.FromString(body).value)
     except DecodeError:
-        raise UnusualError("a list of bytes is damaged") from None
+        raise NotCanonicalError("a list of bytes is damaged") from None
 
 
 def _read_integers(
@@ -237,11 +267,11 @@ def _read_integers(
     last = np.flatnonzero(packed < 128)  # where each value ends
     bounds = lengths.cumsum()
     if (packed[bounds[lengths > 0] - 1] >= 128).any():
-        raise UnusualError("a list of integers is cut short")
+        raise NotCanonicalError("a list of integers is cut short")
     sizes = last + 1
     sizes[1:] -= sizes[:-1].copy()
     if largest(sizes) > _LONGEST_VARINT:
-        raise UnusualError("an integer has too many bytes")
+        raise NotCanonicalError("an integer has too many bytes")
     counts = np.diff(np.searchsorted(last, bounds), prepend=0)
     return _decode_varints(packed, last - sizes + 1, sizes), counts
 

@@ -41,7 +41,7 @@ class FeatureGuess:
 
     @property
     def entry(self) -> Entry | Steps | None:
-        """The entry of a spec; None if records differ in kind, or have no values at all."""
+        """The entry of a spec; None if records differ in kind, or none has values."""
         if len(self.kinds) != 1:
             return None
         (kind,) = self.kinds
@@ -64,7 +64,7 @@ class FeatureGuess:
         return None
 
     def add(self, message: Any) -> None:
-        """Include one Feature."""
+        """Add one Feature to the statistics."""
         field = message.WhichOneof("kind")
         if field is None:
             self.missing += 1
@@ -73,11 +73,8 @@ class FeatureGuess:
         count = len(values)
         kind = _KINDS[field]
         self.kinds.add(kind)
-        self.counts = (
-            (min(self.counts[0], count), max(self.counts[1], count))
-            if self.present
-            else (count, count)
-        )
+        fewest, most = self.counts if self.present else (count, count)
+        self.counts = (min(fewest, count), max(most, count))
         self.present += 1
         if kind == "bytes":
             self._add_bytes(values)
@@ -103,11 +100,8 @@ class FeatureGuess:
                 self.image_shapes.add(image_shape(value))
 
     def _widen(self, low: float, high: float) -> None:
-        self.range = (
-            (low, high)
-            if self.range is None
-            else (min(low, self.range[0]), max(high, self.range[1]))
-        )
+        lowest, highest = self.range or (low, high)
+        self.range = (min(low, lowest), max(high, highest))
 
 
 @dataclasses.dataclass
@@ -156,9 +150,9 @@ def record_kind(data: bytes) -> RecordKind:
     Nearly any message parses as an Example with unknown fields, so there must be none of those. A
     SequenceExample is an Example with one more field.
     """
-    if _is_whole(Example, data):
+    if _is_complete(Example, data):
         return "example"
-    return "sequence" if _is_whole(SequenceExample, data) else "other"
+    return "sequence" if _is_complete(SequenceExample, data) else "other"
 
 
 def look_of(value: bytes) -> str:
@@ -183,7 +177,7 @@ def _image(shape: tuple[int, int, int] | None) -> Image | None:
         return None
 
 
-def _is_whole(kind: Any, data: bytes) -> bool:
+def _is_complete(kind: Any, data: bytes) -> bool:
     try:
         message = kind.FromString(data)
     except DecodeError:
@@ -210,8 +204,8 @@ def _add_lists(guesses: dict[str, FeatureGuess], lists: Mapping[str, Any], numbe
         count = len(lists[name].feature)
         guess = guesses.setdefault(name, FeatureGuess())
         earlier = guess.steps or ((0, 0) if number else (count, count))
-        guess.steps = min(earlier[0], count), max(earlier[1], count)
+        guess.steps = (min(earlier[0], count), max(earlier[1], count))
         for step in lists[name].feature:
             guess.add(step)
     for name in guesses.keys() - set(lists):  # a missing list has no steps
-        guesses[name].steps = 0, (guesses[name].steps or (0, 0))[1]
+        guesses[name].steps = (0, (guesses[name].steps or (0, 0))[1])

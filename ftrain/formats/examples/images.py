@@ -52,8 +52,8 @@ def decode_image(data: bytes, shape: tuple[int, int, int]) -> np.ndarray:
     with _quiet(data):
         try:
             image = kind(io.BytesIO(data))
-            is_wanted = image.size == (width, height)
-            pixels = _pixels(image, _MODES[channels]) if is_wanted else None
+            has_size = image.size == (width, height)
+            pixels = _pixels(image, _MODES[channels]) if has_size else None
         except _DAMAGE as error:
             raise ValueError(f"has {len(data)} bytes of a damaged image: {error}") from None
     if pixels is None:
@@ -75,18 +75,18 @@ def image_shape(data: bytes) -> tuple[int, int, int] | None:
 
 
 def _image_class(data: bytes) -> Any:
-    """Return Pillow's class of the format; `PIL.Image.open` would warn about odd files."""
+    """Return Pillow's class of the format; `PIL.Image.open` would warn about unusual files."""
     if data.startswith(PNG):
-        return _classes()[0]
+        return _pillow_classes()[0]
     if data.startswith(JPEG):
-        return _classes()[1]
+        return _pillow_classes()[1]
     raise ValueError(
         f"has {len(data)} bytes that are not a PNG or JPEG image: they start with {data[:8]!r}"
     )
 
 
 @functools.cache
-def _classes() -> tuple[Any, Any]:
+def _pillow_classes() -> tuple[Any, Any]:
     try:
         from PIL import JpegImagePlugin, PngImagePlugin
     except ModuleNotFoundError:
@@ -128,7 +128,7 @@ def _jpeg_frames(data: bytes) -> Iterator[tuple[int, int, int]]:
     at = 2
     while at + 10 <= len(data) and data[at] == 0xFF:
         marker, length = struct.unpack_from(">BH", data, at + 1)
-        # 0xC4, 0xC8 and 0xCC lie among the frame markers, but are tables.
+        # 0xC4, 0xC8 and 0xCC are in the range of frame markers, but mark tables.
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width, components = struct.unpack_from(">HHB", data, at + 5)
             yield height, width, 1 if components == 1 else 3

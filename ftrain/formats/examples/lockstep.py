@@ -24,8 +24,8 @@ from ftrain.formats.examples.columns import (
     windows,
 )
 
-_FEW = 8  # records for which another layout does not pay
-_REMEMBERED = 8  # layouts that are tried at a step before a record is inspected
+_FEW_RECORDS = 8  # fewer records are not worth another layout
+_MAX_LAYOUTS = 8  # cached layouts per step, tried before a record is inspected
 _MAX_STEPS = 256  # entries in a record
 _HEADER = -1  # the step before the first entry
 
@@ -62,12 +62,10 @@ class Layout:
         self._is_narrow = all(size == 1 for _, size in varints)
         mask = bytearray(b"\xff" * len(head))
         for place, size in varints:
-            mask[place : place + size] = (
-                b"\x80" * size
-            )  # compare the size of the varint, not its value
-        mask, head = (part.ljust(self._width, b"\0") for part in (bytes(mask), head))
-        self._masks = np.frombuffer(mask, np.uint64).reshape(-1, 1)
-        self._pattern = np.frombuffer(head, np.uint64).reshape(-1, 1) & self._masks
+            # Compare the size of the varint, not its value.
+            mask[place : place + size] = b"\x80" * size
+        self._masks = _as_words(bytes(mask), self._width)
+        self._pattern = _as_words(head, self._width) & self._masks
         self._last_word = int.from_bytes(b"\xff" * (_WORD - self._width + self._size), "little")
         # Payload lengths by row, from batches in which all rows were equal.
         self._known: dict[bytes, int | None] = {}
@@ -78,13 +76,11 @@ class Layout:
         # Transposed, because long rows are compared faster.
         columns = rows.view(np.uint64).reshape(len(places), -1).T.copy()
         columns[-1] &= self._last_word  # drop the bytes after the head
-        if _all(columns == columns[:, :1]):  # as with values of one size everywhere
+        if _all(columns == columns[:, :1]):  # values of one size in all records
             length = self._single_length(columns[:, 0].copy())
-            return (
-                None
-                if length is None
-                else Match(None, places + self._size, np.full(len(places), length))
-            )
+            if length is None:
+                return None
+            return Match(None, places + self._size, np.full(len(places), length))
         equal = (columns & self._masks) == self._pattern
         fits = None
         if not _all(equal):
@@ -208,8 +204,12 @@ class _Reader:
         return Layout(head, () if fixed else tuple(self._varints), key, kind)
 
 
+def _as_words(data: bytes, width: int) -> np.ndarray:
+    return np.frombuffer(data.ljust(width, b"\0"), np.uint64).reshape(-1, 1)
+
+
 def _all(mask: np.ndarray) -> bool:
-    return np.count_nonzero(mask) == mask.size  # a third of the time of mask.all()
+    return np.count_nonzero(mask) == mask.size  # takes a third of the time of mask.all()
 
 
 def _decode(table: np.ndarray, place: int, size: int, is_narrow: bool) -> np.ndarray:
@@ -264,7 +264,7 @@ class Walker:
     ) -> tuple[list[Spans], np.ndarray]:
         """Return the spans of each feature, and a mask of the records without valid spans.
 
-        `data` must end with PADDING. UnusualError if the payload of any other feature is damaged.
+        `data` must end with PADDING. NotCanonicalError if a payload of another feature is damaged.
         """
         return _Walk(self, data, starts, ends).run(len(self._numbers))
 
@@ -276,14 +276,14 @@ class Walker:
         """Return the layouts to try first at a step."""
         return self._expected.get(step, ())
 
-    def remember(self, step: int, met: dict[Layout, int]) -> None:
+    def cache_layouts(self, step: int, met: dict[Layout, int]) -> None:
         """Cache the layouts of a step, the most frequent first."""
         if not met:
             return
         latest = sorted(met, key=lambda layout: met[layout], reverse=True)
         older = [layout for layout in self.expected(step) if layout not in met]
         # A single assignment, because threads may share a parser.
-        self._expected[step] = tuple([*latest, *older][:_REMEMBERED])
+        self._expected[step] = tuple([*latest, *older][:_MAX_LAYOUTS])
 
 
 class _Walk:
@@ -294,7 +294,7 @@ class _Walk:
         self._data = data
         self._ends = ends
         self._places = starts.copy()
-        self._odd = np.zeros(len(starts), bool)
+        self._irregular = np.zeros(len(starts), bool)
         self._found: dict[int, Spans] = {}
         self._unused: list[Spans] = []  # of features that were not requested
         # Layouts that may fail on some records before protobuf would be faster.
@@ -314,18 +314,15 @@ class _Walk:
         spans = [
             self._found.get(number) or Spans.absent(len(self._ends)) for number in range(features)
         ]
-        return spans, self._odd
+        return spans, self._irregular
 
     def _step(self, step: int, chosen: np.ndarray | None, find: _Finder) -> None:
         """Advance the chosen records (None: all) past one entry."""
         met: dict[Layout, int] = {}
         untried = list(self._walker.expected(step))
-        while (chosen is None or len(chosen) >= _FEW) and self._tries:
-            layout = (
-                untried.pop(0)
-                if untried
-                else self._look(0 if chosen is None else int(chosen[0]), find)
-            )
+        while (chosen is None or len(chosen) >= _FEW_RECORDS) and self._tries:
+            first = 0 if chosen is None else int(chosen[0])
+            layout = untried.pop(0) if untried else self._inspect(first, find)
             if layout is None:  # leave the inspected record to protobuf
                 chosen = np.arange(len(self._ends)) if chosen is None else chosen
                 self._drop(chosen[:1])
@@ -340,9 +337,9 @@ class _Walk:
         if chosen is None or len(chosen):
             self._drop(slice(None) if chosen is None else chosen)
         if len(met) > 1 or tuple(met) != self._walker.expected(step)[:1]:
-            self._walker.remember(step, met)
+            self._walker.cache_layouts(step, met)
 
-    def _look(self, number: int, find: _Finder) -> Layout | None:
+    def _inspect(self, number: int, find: _Finder) -> Layout | None:
         return find(self._data, int(self._places[number]), int(self._ends[number]))
 
     def _advance(
@@ -382,7 +379,7 @@ class _Walk:
             known.put(matched, spans)
 
     def _drop(self, records: np.ndarray | slice) -> None:
-        self._odd[records] = True
+        self._irregular[records] = True
         self._places[records] = self._ends[records]
 
 

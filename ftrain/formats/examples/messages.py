@@ -207,9 +207,8 @@ def _convert_objects(array: np.ndarray, what: str) -> tuple[np.ndarray, str]:
     values = array.ravel().tolist()
     kinds = {kind: _object_kind(kind) for kind in set(map(type, values))}
     found = set(kinds.values()) or {"bytes"}
-    found |= {"U": {"str"}, "b": {"bool"}}.get(
-        array.dtype.kind, set()
-    )  # also when there are no values
+    # The dtype counts too: the array may have no values.
+    found |= {"U": {"str"}, "b": {"bool"}}.get(array.dtype.kind, set())
     for kind, way in {"bool": ".astype(int)", "str": ".encode()"}.items():
         if kind in found:
             raise TypeError(

@@ -10,32 +10,36 @@ from typing import Any
 import numpy as np
 
 from ftrain.formats.examples.columns import (
+    ABSENT,
+    KIND_NAMES,
     PADDING,
     Column,
+    NotCanonicalError,
     Payloads,
     Spans,
-    UnusualError,
     as_objects,
     join_payloads,
     read_column,
+    split,
 )
-from ftrain.formats.examples.conversions import MissingFeatureError, SpecError, Where, split
 from ftrain.formats.examples.features import (
     Entry,
     Fixed,
     Image,
+    MissingFeatureError,
     Padded,
     Ragged,
     Raw,
+    SpecError,
     Steps,
-    check_kinds,
+    Where,
 )
 from ftrain.formats.examples.lockstep import Walker
 from ftrain.formats.examples.messages import Example, SequenceExample, parse_message
 
 _Arrays = dict[str, np.ndarray]
 
-_FEW = 16  # up to this many records protobuf is faster than a walk in lock-step
+_FEW_RECORDS = 16  # up to 16 records, protobuf is faster than lock-step
 _ENTRIES = (Fixed, Padded, Ragged, Raw, Image)
 
 
@@ -61,31 +65,33 @@ class ExampleParser:
         self, records: Sequence[bytes], where: Where | None = None
     ) -> dict[str, np.ndarray]:
         where = where or name_record
-        columns = self._columns_together(records) if len(records) >= _FEW else None
+        columns = self._walk_columns(records) if len(records) >= _FEW_RECORDS else None
         if columns is None:
-            columns = self._columns_singly(records, where)
+            columns = self._parse_columns(records, where)
         try:
             return make_arrays(self.spec, columns, where)
         except MissingFeatureError as error:
             present = parse_message(Example, records[error.record]).features.feature
             raise error.with_present(list(present)) from None
 
-    def _columns_together(self, records: Sequence[bytes]) -> list[Column] | None:
+    def _walk_columns(self, records: Sequence[bytes]) -> list[Column] | None:
         """Return the columns of all records; None if one is damaged, for protobuf to report."""
         data = b"".join([*records, PADDING])
         lengths = np.fromiter(map(len, records), np.int64, len(records))
         ends = lengths.cumsum()
         try:
-            found, odd = self._walker.walk(data, ends - lengths, ends)
-            if np.count_nonzero(odd):
-                extra, data = self._parse(records, np.flatnonzero(odd).tolist(), name_record, data)
+            found, irregular = self._walker.walk(data, ends - lengths, ends)
+            if np.count_nonzero(irregular):
+                extra, data = self._parse(
+                    records, np.flatnonzero(irregular).tolist(), name_record, data
+                )
                 for spans, more in zip(found, extra, strict=True):
-                    spans.put(odd, more)
+                    spans.put(irregular, more)
             return self._read(data, found)
-        except (UnusualError, SpecError):
+        except (NotCanonicalError, SpecError):
             return None
 
-    def _columns_singly(self, records: Sequence[bytes], where: Where) -> list[Column]:
+    def _parse_columns(self, records: Sequence[bytes], where: Where) -> list[Column]:
         found, data = self._parse(records, range(len(records)), where, b"")
         return self._read(data, found)
 
@@ -120,7 +126,7 @@ def check_spec(spec: Mapping[str, Any], entries: tuple[type, ...]) -> None:
             if output in names or (output != name and output in spec):
                 raise ValueError(
                     f"two arrays would be named {output!r}; "
-                    f"give feature {name!r} another lengths='...'"
+                    f"choose another lengths='...' for feature {name!r}"
                 )
             names.add(output)
 
@@ -135,7 +141,7 @@ def parse_record(kind: Any, data: bytes, number: int, where: Where) -> Any:
     try:
         message = parse_message(kind, data)
     except ValueError as error:
-        raise SpecError(f"{where(number)}: {error}; is it another kind of record?") from None
+        raise SpecError(f"{where(number)}: {error}; it may be another kind of record") from None
     message.DiscardUnknownFields()
     return message
 
@@ -146,9 +152,23 @@ def make_arrays(
     """Return the arrays of all columns."""
     arrays = {}
     for (name, entry), column in zip(spec.items(), columns, strict=True):
-        check_kinds(name, column, entry.kind, where)
+        _check_kinds(name, column, entry.kind, where)
         arrays |= entry.arrays(name, column, where)
     return arrays
+
+
+def _check_kinds(name: str, column: Column, kind: int, where: Where) -> None:
+    """Raise SpecError if a record has a different kind of list than the spec, even an empty one."""
+    if np.count_nonzero(column.kinds == kind) == len(column.kinds):
+        return
+    wrong = (column.kinds != kind) & (column.kinds != ABSENT)
+    if wrong.any():
+        record = int(wrong.argmax())
+        found = KIND_NAMES[int(column.kinds[record])]
+        raise SpecError(
+            f"{where(record)}: feature {name} has {found}, expected {KIND_NAMES[kind]}; "
+            f"use a dtype of {found} in the spec"
+        )
 
 
 def parse_sequence_examples(
@@ -163,8 +183,8 @@ def parse_sequence_examples(
     steps = {"frames": Steps(Fixed((80,), "float32"), length=100, lengths="frame_count")}
     context, sequences = parse_sequence_examples(records, {"id": Fixed((), "int64")}, steps)
 
-    A missing list has no steps. Steps gives a padded array. Fixed is short for Steps of it, with
-    its default as the pad and the numbers of steps as "NAME_length". Ragged gives an object array
+    A missing list has no steps. Steps makes a padded array. Fixed is short for Steps of it, with
+    its default as the pad and the numbers of steps as "NAME_length". Ragged makes an object array
     of n lists, with an array for each step. `where(i)` names record i in errors. SpecError if a
     record does not match the specs.
     """

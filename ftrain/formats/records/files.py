@@ -1,9 +1,11 @@
-"""Random access to the records of many files by one running number.
+"""Files of records: the files that patterns match, and random access to their records.
 
 files = RecordFiles("data/train-*.tfrecord")
 first, last = files.read([0, len(files) - 1])
 """
 
+import fnmatch
+import glob
 import hashlib
 import json
 import mmap
@@ -19,30 +21,35 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from ftrain.formats.checksums import mask_crcs, masked_length_crcs
-from ftrain.formats.records.compression import (
-    ByteStream,
-    Compression,
-    StreamError,
-    check_compression,
-)
-from ftrain.formats.records.framing import (
+from ftrain.formats.records.encoding import (
     DATA_WRONG,
     FRAME,
     HEADER,
     HEADER_WRONG,
     MAX_RECORD_BYTES,
+    ByteStream,
+    Compression,
     DamagedRecordError,
+    StreamError,
+    check_compression,
+    mask_crcs,
+    masked_length_crcs,
 )
-from ftrain.formats.records.indexing import RecordIndex, index_records
-from ftrain.formats.records.patterns import match_files
-from ftrain.formats.records.reading import OnDamage, check_on_damage, read_records
-from ftrain.formats.records.resync import CHUNK
-from ftrain.formats.records.sidecar import identity
-from ftrain.paths import absolute
+from ftrain.formats.records.index import (
+    SIDECAR_SUFFIX,
+    RecordIndex,
+    file_identity,
+    index_records,
+    is_sidecar,
+)
+from ftrain.formats.records.reading import CHUNK, OnDamage, check_on_damage, read_records
+from ftrain.formats.records.writing import WRITING
+from ftrain.paths import absolute, expanded
+from ftrain.storage import is_directory, list_names, replacing, retry
+from ftrain.suggestions import nearest
 
 MAX_OPEN = 128  # mapped files; each holds a file descriptor
-_WIDEST = 4096  # bytes of a frame up to which frames are copied together
+_MAX_COPIED_FRAME = 4096  # bytes; longer frames are not copied together
 
 
 class RecordFiles:
@@ -95,7 +102,9 @@ class RecordFiles:
             return []
         lengths = self._lengths[rows]
         data, places = self._collect(rows, lengths)
-        self._raise_at(_wrong_headers(data, places, lengths.astype(np.uint64)), rows, HEADER_WRONG)
+        self._raise_at(
+            _find_wrong_headers(data, places, lengths.astype(np.uint64)), rows, HEADER_WRONG
+        )
         begins = places + HEADER.size
         ends = begins + lengths
         records = [
@@ -202,10 +211,10 @@ def _collect_near(
 ) -> tuple[mmap.mmap | bytes, np.ndarray]:
     """Return the frames of one file; frames of similar size in one copy, padded to equal size.
 
-    Slicing scattered records from the map waits for the disk one by one; one copy waits once.
+    Slicing scattered records from the map waits for the disk once per record; one copy waits once.
     """
     width = int(sizes.max())
-    if width > _WIDEST or width * len(sizes) > 2 * int(sizes.sum()):
+    if width > _MAX_COPIED_FRAME or width * len(sizes) > 2 * int(sizes.sum()):
         return view, offsets
     # Near the end of the file the copy starts before the record.
     starts = np.minimum(offsets, len(view) - width)
@@ -213,7 +222,9 @@ def _collect_near(
     return frames.tobytes(), np.arange(len(starts)) * width + (offsets - starts)
 
 
-def _wrong_headers(data: mmap.mmap | bytes, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _find_wrong_headers(
+    data: mmap.mmap | bytes, places: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
     wrong = _gather(data, places, "<u8") != lengths
     return wrong | (_gather(data, places + 8, "<u4") != masked_length_crcs(lengths))
 
@@ -264,18 +275,15 @@ def unpack(path: Path, cache: str | Path, compression: Compression, on_damage: O
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may unpack a file at once: each writes its own, and the last one wins.
+    # Several processes may unpack a file at once: each writes its own file, the last one wins.
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
-    try:
+    with replacing(target, temporary):
         _inflate(path, temporary, compression, on_damage)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 
 def _copy_name(path: Path) -> str:
-    key = json.dumps({"path": os.path.abspath(path)} | identity(path, os.stat(path)))
+    key = json.dumps({"path": os.path.abspath(path)} | file_identity(path, os.stat(path)))
     return f"{path.name[:100]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.tfrecord"
 
 
@@ -287,7 +295,7 @@ def _inflate(path: Path, target: Path, compression: Compression, on_damage: OnDa
         except StreamError:
             if on_damage == "raise":
                 _raise_damage(path, compression)
-            # A stream cut between two records would look whole; an extra byte marks the damage.
+            # A stream cut between two records would look complete; an extra byte marks the damage.
             file.write(b"\0")
 
 
@@ -295,3 +303,93 @@ def _raise_damage(path: Path, compression: Compression) -> None:
     """Read the file as records, which raises an error with the number of the record."""
     for _ in read_records(path, compression=compression, verify=False):
         pass
+
+
+def match_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Return the files that paths and glob patterns, including **, match.
+
+    The files are in the order of the entries, sorted within a pattern, each file once. Patterns
+    match neither directories nor sidecars nor unfinished files. A path that exists is never used as
+    a pattern.
+    """
+    entries = [files] if isinstance(files, str | Path) else list(files)
+    if not entries:
+        raise ValueError("files is empty; give at least one path or pattern")
+    found: dict[str, Path] = {}
+    for entry in entries:
+        for path in _match(expanded(entry)):
+            found.setdefault(os.fspath(absolute(path)), path)
+    return list(found.values())
+
+
+def _match(entry: str) -> list[Path]:
+    if os.path.isdir(entry):
+        raise IsADirectoryError(
+            f"{entry}: is a directory; for all the files in it write {os.path.join(entry, '*')}"
+        )
+    if os.path.lexists(entry):
+        return [Path(entry)]
+    if not glob.has_magic(entry):
+        raise FileNotFoundError(f"{entry}: there is no such file; {_describe_directory(entry)}")
+    matches = sorted(retry(lambda: _expand(entry)))
+    if paths := [Path(match) for match in matches if _is_data(match)]:
+        return paths
+    left_out = f" but {len(matches)} that are directories, indices or unfinished" if matches else ""
+    raise FileNotFoundError(f"{entry}: matches no file{left_out}; {_describe_directory(entry)}")
+
+
+def _expand(pattern: str) -> list[str]:
+    """Expand like `glob.glob(pattern, recursive=True)`, but raise if a listing fails."""
+    head, tail = os.path.split(pattern)
+    parents = [head]
+    if glob.has_magic(head):
+        parents = [path for path in _expand(head) if is_directory(Path(path or "."))]
+    if tail == "**":
+        return [path for parent in parents for path in _below(parent)]
+    if not glob.has_magic(tail):
+        return [path for parent in parents if os.path.lexists(path := os.path.join(parent, tail))]
+    return [
+        os.path.join(parent, name)
+        for parent in parents
+        for name in fnmatch.filter(_visible(parent, tail), tail)
+    ]
+
+
+def _below(directory: str) -> list[str]:
+    """Return a directory, and everything below it except hidden names."""
+    found = [os.path.join(directory, "")]
+    for name in _visible(directory):
+        path = os.path.join(directory, name)
+        found += _below(path) if is_directory(Path(path)) else [path]
+    return found
+
+
+def _visible(directory: str, pattern: str = "") -> list[str]:
+    """Return the names for a wildcard: hidden ones only if the pattern starts with a dot."""
+    return [
+        name
+        for name in list_names(Path(directory or "."))
+        if not name.startswith(".") or pattern.startswith(".")
+    ]
+
+
+def _is_data(path: str) -> bool:
+    if os.path.isdir(path) or path.endswith(WRITING):
+        return False
+    if not path.endswith(SIDECAR_SUFFIX):
+        return True
+    return not (os.path.exists(path.removesuffix(SIDECAR_SUFFIX)) or is_sidecar(path))
+
+
+def _describe_directory(entry: str) -> str:
+    """Describe the directory in which nothing was found."""
+    directory = os.path.dirname(entry)
+    while glob.has_magic(directory):
+        directory = os.path.dirname(directory)
+    shown = directory or "."
+    if not os.path.isdir(shown):
+        return f"its directory {shown} does not exist"
+    names = [item.name for item in os.scandir(shown) if not item.is_dir()]
+    similar = nearest(os.path.basename(entry), names)
+    hint = f", the nearest name is {similar[0]}" if similar else ""
+    return f"{shown} has {len(names)} {'file' if len(names) == 1 else 'files'}{hint}"

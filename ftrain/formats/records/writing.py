@@ -1,4 +1,4 @@
-"""Write record files, single or in shards, that get their names once they are complete.
+"""Write record files, single or in shards, that get their final names once they are complete.
 
 with RecordWriter("train.tfrecord", shard_records=10_000) as writer:
     writer.write(example.SerializeToString())
@@ -9,14 +9,19 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Literal, Self
+from typing import BinaryIO, Self
 
-from ftrain.formats.records.compression import SUFFIXES, WINDOW_BITS, DeflatedFile
-from ftrain.formats.records.framing import frame_record
-from ftrain.formats.records.sidecar import remove_sidecar
-from ftrain.formats.whole_files import sync
+from ftrain.formats.records.encoding import (
+    Codec,
+    Compression,
+    DeflatedFile,
+    check_compression,
+    frame_record,
+    suffix_compression,
+)
+from ftrain.formats.records.index import remove_sidecar
 from ftrain.paths import expanded
+from ftrain.storage import sync
 
 WRITING = ".writing"  # suffix of incomplete files
 
@@ -28,28 +33,29 @@ class RecordWriter:
 
     A new shard starts after `shard_records` records, or before the record that would exceed
     `shard_bytes` (uncompressed, including frames). Until `close` the files end in ".writing"; after
-    an exception in the `with` block they stay so, unless `discard` removes them. `paths` lists the
-    files, once closed.
+    an exception in the `with` block they keep that name, unless `discard` removes them. After
+    `close`, `paths` lists the files.
     """
 
     def __init__(
         self,
         path: str | Path,
         *,
-        compression: Literal["auto", "GZIP", "ZLIB"] | None = "auto",
+        compression: Compression = "auto",
         shard_records: int | None = None,
         shard_bytes: int | None = None,
         overwrite: bool = False,
     ):
-        _check(compression, shard_records, shard_bytes)
+        check_compression(compression)
+        _check_limits(shard_records, shard_bytes)
         self.path = Path(expanded(path))
         self.paths: list[Path] = []
-        self._compression = (
-            SUFFIXES.get(self.path.suffix.lower()) if compression == "auto" else compression
+        self._codec: Codec | None = (
+            suffix_compression(self.path) if compression == "auto" else compression
         )
         self._records_limit = shard_records
         self._bytes_limit = shard_bytes
-        self._names = _Names(
+        self._names = _ShardNames(
             self.path, sharded=shard_records is not None or shard_bytes is not None
         )
         self._names.check_free(overwrite)
@@ -57,13 +63,13 @@ class RecordWriter:
         self._closed = False
         self._failed = False
         self._shards = 0
-        self._lock = _acquire(self._names.unfinished(0))
+        self._lock = _lock_file(self._names.unfinished(0))
         try:
             self._names.check_free(overwrite)  # again: another writer may have finished since
-            self._names.remove_unfinished(but=self._names.unfinished(0))
+            self._names.remove_unfinished(keep=self._names.unfinished(0))
             self._begin_shard()
         except BaseException:
-            _release(self._lock)
+            _unlock_file(self._lock)
             raise
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -84,7 +90,7 @@ class RecordWriter:
             raise
 
     def close(self) -> None:
-        """Complete the files and give them their names, replacing those of an earlier write."""
+        """Complete the files and rename them, replacing those of an earlier write."""
         if self._closed:
             return
         if self._failed:
@@ -97,7 +103,7 @@ class RecordWriter:
             self._end_shard()
             self.paths = self._names.publish(self._shards)
         finally:
-            _release(self._lock)
+            _unlock_file(self._lock)
 
     def discard(self) -> None:
         """Remove what was written and keep earlier files; after `close` do nothing."""
@@ -105,19 +111,14 @@ class RecordWriter:
             return
         with suppress(OSError):  # closing flushes, which fails again on a full disk
             self._file.close()
-        self._names.remove_unfinished(but=self._names.unfinished(0))
+        self._names.remove_unfinished(keep=self._names.unfinished(0))
         self._names.unfinished(0).unlink(missing_ok=True)
         self._abandon()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         elif not self._closed:
@@ -128,7 +129,7 @@ class RecordWriter:
         self._closed = True
         with suppress(OSError):  # closing flushes, which fails again on a full disk
             self._file.close()
-        _release(self._lock)
+        _unlock_file(self._lock)
 
     def _is_full(self, size: int) -> bool:
         if not self._records:  # a shard holds at least one record, of any length
@@ -148,9 +149,7 @@ class RecordWriter:
     def _begin_shard(self) -> None:
         path = self._names.unfinished(self._shards)
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - _end_shard closes it
-        self._output = (
-            self._file if self._compression is None else DeflatedFile(self._file, self._compression)
-        )
+        self._output = self._file if self._codec is None else DeflatedFile(self._file, self._codec)
         self._records = 0
         self._bytes = 0
         self._shards += 1
@@ -163,8 +162,8 @@ class RecordWriter:
             os.fsync(self._file.fileno())
 
 
-class _Names:
-    """The names of the files of one write, and of those that they replace."""
+class _ShardNames:
+    """The names of the files of one write, and of the files that they replace."""
 
     def __init__(self, path: Path, *, sharded: bool):
         self._path = path
@@ -177,13 +176,13 @@ class _Names:
         part = f"-{shard:05d}" if self._sharded else ""
         return self._path.with_name(f"{self._stem}{part}{self._suffix}{WRITING}")
 
-    def remove_unfinished(self, but: Path) -> None:
+    def remove_unfinished(self, keep: Path) -> None:
         """Remove incomplete files of earlier writers; raise if one is still writing."""
         for path in self._existing(r"-\d{5,}", WRITING):
-            if path != but:
-                lock = _acquire(path)
+            if path != keep:
+                lock = _lock_file(path)
                 path.unlink()
-                _release(lock)
+                _unlock_file(lock)
 
     def check_free(self, overwrite: bool) -> None:
         """Raise if the target is a directory, or exists without `overwrite`."""
@@ -199,7 +198,7 @@ class _Names:
         """Rename the complete files and remove those of earlier writes; return the names."""
         earlier = self._earlier()
         names = [self._final(shard, shards) for shard in range(shards)]
-        # Shards of two writes must never lie side by side, so the earlier ones are removed first:
+        # The shards of two writes must never exist together, so the earlier ones are removed first:
         # all new ones are complete by now. A single file is replaced atomically.
         for path in [*earlier, *names]:
             remove_sidecar(path)
@@ -225,10 +224,10 @@ class _Names:
         return sorted(path for path in self._path.parent.iterdir() if pattern.fullmatch(path.name))
 
 
-def _acquire(path: Path) -> BinaryIO:
+def _lock_file(path: Path) -> BinaryIO:
     """Create and lock the first file of a write, to keep out a second writer."""
     while True:
-        file = open(path, "ab")  # noqa: SIM115 - _release closes it
+        file = open(path, "ab")  # noqa: SIM115 - _unlock_file closes it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -237,28 +236,25 @@ def _acquire(path: Path) -> BinaryIO:
                 f"{path}: exists already, and is being written by another writer; "
                 "wait for it, or choose another name"
             ) from None
-        # The writer that held it may have renamed it to its final name in between.
+        # The writer that held the lock may have renamed the file in the meantime.
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             return file
         file.close()
 
 
-def _release(lock: BinaryIO) -> None:
+def _unlock_file(lock: BinaryIO) -> None:
     fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may still have it open
     lock.close()
 
 
 def _suffix(path: Path) -> str:
     """Return the suffix, with the one before that of a compression, as in ".tfrecord.gz"."""
-    packed = path.suffix.lower() in SUFFIXES
-    return path.with_suffix("").suffix + path.suffix if packed else path.suffix
+    if suffix_compression(path) is None:
+        return path.suffix
+    return path.with_suffix("").suffix + path.suffix
 
 
-def _check(compression: str | None, shard_records: int | None, shard_bytes: int | None) -> None:
-    if compression not in (None, "auto", *WINDOW_BITS):
-        raise ValueError(
-            f'compression is {compression!r}; it must be "auto", "GZIP", "ZLIB" or None'
-        )
+def _check_limits(shard_records: int | None, shard_bytes: int | None) -> None:
     for name, limit in (("shard_records", shard_records), ("shard_bytes", shard_bytes)):
         if limit is not None and limit < 1:
             raise ValueError(f"{name} is {limit}; it must be at least 1, or None for no limit")

@@ -1,17 +1,24 @@
-"""NPZ files: entry i of every array along its first axis forms row i."""
+"""NumPy files: .npy headers and .npz archives, with checks that numpy lacks.
 
+As a table, entry i of every array of an archive along its first axis forms row i.
+"""
+
+import errno
+import io
 import math
+import struct
+import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from ftrain.formats.npy import NpyHeader, as_value_error, check_compression, read_npy_header
-from ftrain.formats.records.framing import MAX_RECORD_BYTES
-from ftrain.formats.tables.rows import (
+from ftrain.formats.records.encoding import MAX_RECORD_BYTES
+from ftrain.formats.tables import (
     Row,
     ShowProgress,
     TableError,
@@ -20,9 +27,109 @@ from ftrain.formats.tables.rows import (
     printable,
 )
 
+MAX_HEADER_BYTES = 10_000  # numpy's own limit
+_MAX_RANK = 64  # numpy's limit
+_MAX_BYTES = 1 << 62
+_ARCHIVE_ERRORS = (  # what zipfile raises for damaged archives
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _CHUNK = 1 << 20  # bytes of all arrays that are read at once, approximately
-_MAX_EMPTY = 1 << 20  # rows that take no bytes of the archive
-_MAX_PADDING = 64  # ratio of an array of bytes of equal length to the bytes of its values
+_MAX_EMPTY = 1 << 20  # rows of an archive whose rows take no bytes
+_MAX_PADDING = 64  # ratio of an array of padded bytes to the bytes of its values
+
+
+class NpyHeader(NamedTuple):
+    """The header of an .npy file, with a valid shape whose bytes can be counted."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npy_header(file: IO[bytes]) -> NpyHeader:
+    """Read the header of an .npy file, up to 10,000 bytes; ValueError if it is damaged."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"its format has version {version}, expected (1, 0) to (3, 0)")
+    width = 2 if version == (1, 0) else 4
+    prefix = file.read(width)
+    size = int.from_bytes(prefix, "little")
+    if len(prefix) < width or size > MAX_HEADER_BYTES:  # numpy reads it before it checks the size
+        raise ValueError(f"its header has {size} bytes, expected at most {MAX_HEADER_BYTES}")
+    text = file.read(size)
+    if len(text) < size:
+        raise ValueError("its header is cut short")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's parser warns about unusual text
+            shape, is_fortran, dtype = _parse_header(version, prefix + text)
+    except Exception as error:  # noqa: BLE001 - Python's parser raises many types
+        raise ValueError(f"its header cannot be parsed: {_first_line(error)}") from None
+    if len(shape) > _MAX_RANK or any(isinstance(side, bool) or side < 0 for side in shape):
+        raise ValueError(
+            f"its shape is {_shorten(shape)}, expected up to {_MAX_RANK} sizes of at least 0"
+        )
+    if math.prod(max(side, 1) for side in shape) * max(dtype.itemsize, 1) > _MAX_BYTES:
+        raise ValueError(f"its shape is {_shorten(shape)}, too large for any memory")
+    return NpyHeader(shape, is_fortran, dtype)
+
+
+def check_compression(member: zipfile.ZipInfo) -> None:
+    """Raise ValueError unless a member is stored or deflated: others may expand without limit."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(
+            f"its compression is {member.compress_type}, expected 0 (stored) or 8 (deflated)"
+        )
+
+
+@contextmanager
+def as_value_error(what: str) -> Iterator[None]:
+    """Raise a ValueError that starts with `what` for any error of zipfile in a damaged archive."""
+    try:
+        yield
+    except _ARCHIVE_ERRORS as error:
+        raise ValueError(f"{what}: {_first_line(error)}") from None
+    except OSError as error:
+        # bz2 raises OSError without errno for damaged data; a negative offset gives EINVAL.
+        if error.errno not in (None, errno.EINVAL):
+            raise
+        raise ValueError(f"{what}: {_first_line(error)}") from None
+
+
+def _parse_header(version: tuple[int, int], data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    # Version (3, 0) is (2, 0) in UTF-8, for names of fields.
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    return read(io.BytesIO(data))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{error}".strip().partition("\n")[0][:200] or type(error).__name__
+
+
+def _shorten(shape: tuple[int, ...]) -> str:
+    sides = [
+        f"{side}" if abs(side) < 1 << 64 else f"<{side.bit_length()} bits>" for side in shape[:8]
+    ]
+    return f"({', '.join(sides)}{', ...' if len(shape) > 8 else ',' if len(shape) == 1 else ''})"
 
 
 def read_npz(
@@ -38,9 +145,9 @@ def read_npz(
     first: dict[str, str] | None = None
     with show("converting", paths) as progress:
         for path in paths:
-            with _open(path) as archive, ExitStack() as members:
+            with _open_archive(path) as archive, ExitStack() as members:
                 columns = [
-                    _Column(path, archive, info, members, max_record_bytes)
+                    _ArrayReader(path, archive, info, members, max_record_bytes)
                     for info in archive.infolist()
                 ]
                 kinds = {column.name: column.kind for column in columns}
@@ -53,7 +160,7 @@ def read_npz(
                     raise TableError(
                         f"{path}: its arrays are {kinds}, expected {first} as in {paths[0]}"
                     )
-                yield from progress.follow(path, _rows(path, columns), _size)
+                yield from progress.follow(path, _read_rows(path, columns), _row_bytes)
 
 
 def write_npz(path: Path, rows: Iterator[Row]) -> int:
@@ -65,7 +172,7 @@ def write_npz(path: Path, rows: Iterator[Row]) -> int:
             columns = {name: [] for name in features}
         for name in columns.keys() | features.keys():
             values = features.get(name)
-            columns[name].append(_checked(values, columns.get(name), name, where))
+            columns[name].append(_check_alike(values, columns.get(name), name, where))
         count += 1
     with zipfile.ZipFile(path, "x", allowZip64=True) as archive:
         for name in sorted(columns):
@@ -74,7 +181,7 @@ def write_npz(path: Path, rows: Iterator[Row]) -> int:
     return count
 
 
-class _Column:
+class _ArrayReader:
     """One array of an archive, read from start to end."""
 
     def __init__(
@@ -122,12 +229,12 @@ class _Column:
         if self.kind == "float":
             return as_floats(table, self.name, self._where)
         try:
-            return _encode(table)
+            return _as_int64_or_bytes(table)
         except ValueError as error:
             raise TableError(f"{self._where} has text that is not Unicode: {error}") from None
 
     def _check_size(self, header: NpyHeader, member: zipfile.ZipInfo, limit: int) -> None:
-        """Refuse a shape beyond the archive or the limit, before any memory is allocated."""
+        """Raise TableError for a shape beyond the archive or the limit, before it takes memory."""
         if header.bytes > member.file_size:
             raise TableError(
                 f"{self._where} is cut short: its shape {header.shape} needs {header.bytes} bytes, "
@@ -154,7 +261,7 @@ class _Column:
         return self._read(math.prod(shape)).reshape(shape[::-1]).T.reshape(shape[0], -1)
 
 
-def _open(path: Path) -> zipfile.ZipFile:
+def _open_archive(path: Path) -> zipfile.ZipFile:
     with _as_table_error(f"{path} is not an .npz file, or damaged"):
         return zipfile.ZipFile(path)
 
@@ -168,7 +275,7 @@ def _as_table_error(what: str) -> Iterator[None]:
         raise TableError(f"{error}") from None
 
 
-def _rows(path: Path, columns: Sequence[_Column]) -> Iterator[Row]:
+def _read_rows(path: Path, columns: Sequence[_ArrayReader]) -> Iterator[Row]:
     if not columns:
         raise TableError(f"{path} has no arrays")
     lengths = {column.name: column.length for column in columns}
@@ -180,7 +287,7 @@ def _rows(path: Path, columns: Sequence[_Column]) -> Iterator[Row]:
     size = sum(column.entry_bytes for column in columns)
     if not size and length > _MAX_EMPTY:
         raise TableError(
-            f"{path}: its {length} entries take no bytes; at most {_MAX_EMPTY} such are converted"
+            f"{path}: its {length} entries take no bytes; at most {_MAX_EMPTY} are supported"
         )
     chunk = max(_CHUNK // (size + len(columns)), 1)
     for start in range(0, length, chunk):
@@ -191,17 +298,17 @@ def _rows(path: Path, columns: Sequence[_Column]) -> Iterator[Row]:
             yield Row(f"{path}: entry {start + place}", features)
 
 
-def _size(row: Row) -> int:
+def _row_bytes(row: Row) -> int:
     return sum(values.nbytes for values in row.features.values())
 
 
-def _encode(table: np.ndarray) -> np.ndarray:
+def _as_int64_or_bytes(table: np.ndarray) -> np.ndarray:
     if table.dtype.kind == "b":
         return table.astype(np.int64)
     return np.char.encode(table, "utf-8") if table.dtype.kind == "U" else table
 
 
-def _checked(
+def _check_alike(
     values: np.ndarray | None, earlier: list[np.ndarray] | None, name: str, where: str
 ) -> np.ndarray:
     """Return the values of a feature if they can be stacked with those of earlier records."""

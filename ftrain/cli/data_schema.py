@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ftrain.cli.tables import print_table, show_bytes, show_number
+from ftrain.cli.output import print_table, show_bytes, show_number
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,19 +1,129 @@
-"""Mixing: several sources read as one, concatenated or mixed by weights."""
+"""Sources result from other sources: mapped, filtered, concatenated or mixed by weights."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ftrain.data.order import check_has_no_order, order_of, permute
-from ftrain.data.source import Batch, Source, describe, stack_objects, where
+from ftrain.data.source import (
+    Batch,
+    Source,
+    check_batch,
+    describe,
+    join_examples,
+    split_examples,
+    stack_objects,
+    where,
+)
 from ftrain.formats.examples.columns import as_objects
 
+_CHUNK = 1024  # examples that are filtered together
 _PERIOD = 10_000  # draws after which the shares of a mixture are exact, to 1 / _PERIOD
 
 
+class MapSource:
+    """The examples of a source changed by `function`, in the same number and order.
+
+    The function gets whole batches, as a dict of arrays. It must treat each example alone, because
+    the reader decides which examples are in a batch. With `each` it gets one example at a time.
+    Use the `transform` of a Pipeline for random augmentation that differs between epochs.
+    """
+
+    def __init__(self, source: Source, function: Callable[[Any], Any], *, each: bool = False):
+        self.source = source
+        self.function = function
+        self.each = each
+        order = getattr(source, "order", None)
+        if order is not None:
+            self.order = order
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        return f"MapSource({describe(self.source)}, {name_of(self.function)})"
+
+    def where(self, index: int) -> str:
+        """Return the name of an example for messages."""
+        return where(self.source, index)
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """Return the changed examples at `indices`."""
+        batch = self.source.read(indices)
+        name = name_of(self.function)
+        if not self.each:
+            result = call(self.function, batch, place=lambda: f"a batch of {describe(self.source)}")
+            return check_batch(result, len(indices), name)
+        result = [
+            call(self.function, example, place=functools.partial(where, self.source, int(index)))
+            for example, index in zip(split_examples(batch), indices, strict=True)
+        ]
+        return join_examples(result, name)
+
+
+class FilterSource:
+    """The examples of a source for which `keep`, given a batch, returns True in a boolean array.
+
+    All examples are read once, at first use. The indices of the kept ones stay in memory.
+    """
+
+    def __init__(self, source: Source, keep: Callable[[Batch], np.ndarray]):
+        check_has_no_order(source, "FilterSource")
+        self.source = source
+        self.keep = keep
+
+    @functools.cached_property
+    def kept(self) -> np.ndarray:
+        """The indices of the kept examples in the source."""
+        chunks = (
+            np.arange(at, min(at + _CHUNK, len(self.source)))
+            for at in range(0, len(self.source), _CHUNK)
+        )
+        return np.concatenate([np.empty(0, np.int64), *map(self._filter, chunks)])
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __repr__(self) -> str:
+        return f"FilterSource({describe(self.source)}, {name_of(self.keep)})"
+
+    def where(self, index: int) -> str:
+        """Return the name of an example for messages."""
+        return where(self.source, int(self.kept[index]))
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """Return the kept examples at `indices`."""
+        return self.source.read(self.kept[indices])
+
+    def _filter(self, indices: np.ndarray) -> np.ndarray:
+        place = f"the examples from {indices[0]} to {indices[-1]} of {describe(self.source)}"
+        mask = np.asarray(call(self.keep, self.source.read(indices), place=lambda: place))
+        if mask.dtype != bool or mask.shape != indices.shape:
+            raise ValueError(
+                f"{name_of(self.keep)} must return {len(indices)} booleans, "
+                f"got {mask.dtype}{list(mask.shape)}"
+            )
+        return indices[mask]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function for messages."""
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def call(function: Callable[..., Any], *arguments: Any, place: Callable[[], str]) -> Any:
+    """Call a user's function; an error gets a note with the function and `place`, its input."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        error.add_note(f"raised by {name_of(function)}, given {place()}")
+        raise
+
+
 class ConcatSource:
-    """Sources one after the other; all must have features of the same names and dtypes."""
+    """Concatenated sources; all must have features of the same names and dtypes."""
 
     def __init__(self, sources: Sequence[Source]):
         self.sources = list(sources)
@@ -50,7 +160,7 @@ class ConcatSource:
         if len(batches) == 1:
             return batches[0]
         self._check_alike(chosen, batches)
-        # From the order of the parts back to that of the indices.
+        # Restore the order of the indices.
         back = np.argsort(np.concatenate(rows))
         return {name: _join([batch[name] for batch in batches])[back] for name in batches[0]}
 
@@ -62,9 +172,9 @@ class ConcatSource:
         first = batches[0] if batches else {}
         for part, other in zip(chosen[1:], batches[1:], strict=True):
             for name in first.keys() | other.keys():
-                found = _form(other, name)
-                expected = _form(first, name)
-                # Shapes may differ: padding comes later.
+                found = _describe_feature(other, name)
+                expected = _describe_feature(first, name)
+                # Shapes may differ: the pipeline pads them later.
                 dtypes = {form.partition("[")[0] for form in (found, expected)}
                 if len(dtypes) > 1 and ("nothing" in dtypes or "objects" not in dtypes):
                     raise ValueError(
@@ -75,11 +185,11 @@ class ConcatSource:
 
 
 class MixSource(ConcatSource):
-    """Sources mixed by weights; each runs through its own epochs as fast as its weight asks for.
+    """Sources mixed by weights; each repeats its own epochs at a rate in proportion to its weight.
 
     Of every 10,000 draws each source gets its share, rounded to whole draws, at least one. The seed
-    chooses which draws those are, even if the sources themselves are not shuffled. An epoch of the
-    mixture has as many draws as all sources have examples.
+    chooses which draws those are, even if the sources themselves are not shuffled. The number of
+    draws in an epoch of the mixture is the number of examples in all sources.
     """
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
@@ -115,7 +225,7 @@ class MixSource(ConcatSource):
     def _check_parts(self) -> None:
         for source in self.sources:
             if not len(source):
-                raise ValueError(f"{describe(source)} has no examples to mix in")
+                raise ValueError(f"{describe(source)} has no examples to mix")
 
 
 @functools.lru_cache(maxsize=8)
@@ -139,7 +249,7 @@ def _quotas(weights: np.ndarray) -> np.ndarray:
     return quotas
 
 
-def _form(batch: Batch, name: str) -> str:
+def _describe_feature(batch: Batch, name: str) -> str:
     if name not in batch:
         return "nothing"
     array = batch[name]

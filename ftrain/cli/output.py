@@ -1,4 +1,4 @@
-"""A progress bar for reading files."""
+"""What commands print: tables, numbers as they show them, and a progress bar."""
 
 import signal
 import sys
@@ -6,36 +6,67 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Item = TypeVar("Item")
+_WIDE = 300  # columns of a file or a pipe, so that nothing is cut or wrapped
 _EVERY = 256  # items between two updates: an update costs more than an item
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C into KeyboardInterrupt, so that temporary files are removed.
+def print_table(table: "Table") -> None:
+    """Print a table, as wide as the terminal; in full to a file or a pipe."""
+    from rich.console import Console
 
-    Import modules before, because an import may swallow the exception. An ignored SIGINT, as in the
-    background of a script, stays ignored.
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    console.print(table)
+
+
+def show_bytes(count: float) -> str:
+    """Return a number of bytes with a unit.
+
+    >>> show_bytes(1_234_567)
+    '1.23 MB'
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
 
 
-class Bar:
+def show_number(value: float) -> str:
+    """Return a number with four digits."""
+    return f"{value:.4g}"
+
+
+def track_items(items: Sequence[Item], verb: str, *, quiet: bool = False) -> Iterable[Item]:
+    """Yield items with a progress bar on stderr, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    errors = Console(stderr=True)
+    disable = quiet or not errors.is_terminal
+    return track(items, verb, console=errors, transient=True, disable=disable)
+
+
+class ReadProgress:
     """Shows on stderr, if that is a terminal, how many bytes of `paths` have been read."""
 
     def __init__(self, verb: str, paths: Sequence[Path]):
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
         console = Console(stderr=True)
         self._shown = console.is_terminal
         columns = [
@@ -95,3 +126,22 @@ class Bar:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn Ctrl-C into KeyboardInterrupt, so that temporary files are removed.
+
+    Import modules before, because an import may swallow the exception. An ignored SIGINT, as in the
+    background of a script, stays ignored.
+    """
+    import rich.progress  # noqa: F401 - which ReadProgress would import inside of the block
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

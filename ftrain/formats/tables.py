@@ -1,4 +1,4 @@
-"""Rows: what tables of all formats share: one row, the kinds of columns, lines and progress."""
+"""Tables: what all formats share: rows, the kinds of columns, lines of text and progress."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,18 +13,18 @@ Item = TypeVar("Item")
 
 
 class TableError(ValueError):
-    """A table that cannot be read or written, and why."""
+    """A table that cannot be read or written."""
 
 
 class Row(NamedTuple):
-    """One row: its place in a file, for messages, and its features for `encode_example`."""
+    """One row: its place in a file for messages, and its features for `encode_example`."""
 
     where: str
     features: dict[str, Any]
 
 
 class Progress(Protocol):
-    """Watches the reading of files."""
+    """Reports the progress of reading files."""
 
     def follow(
         self, path: Path, items: Iterable[Item], size: Callable[[Item], int]
@@ -34,7 +34,7 @@ class Progress(Protocol):
 
 
 class NoProgress:
-    """Shows nothing."""
+    """Reports nothing."""
 
     def follow(
         self, path: Path, items: Iterable[Item], size: Callable[[Item], int]
@@ -77,15 +77,16 @@ class ColumnKinds:
         if known == kind:
             return
         if "bytes" in (known, kind):
-            words = {"bytes": "text"}
+            found = "text" if kind == "bytes" else "numbers"
+            earlier = "text" if known == "bytes" else "numbers"
             raise TableError(
-                f"{where}: feature {name} is {words.get(kind, 'numbers')}, but "
-                f"{words.get(known, 'numbers')} in the lines before; use one of them"
+                f"{where}: feature {name} is {found}, but {earlier} in the lines before; "
+                "use one of them"
             )
         self._kinds[name] = "float"
 
     def note_range(self, name: str, values: Sequence[int], where: str) -> None:
-        """Remember the first integer of a feature that int64 cannot hold."""
+        """Store the first integer of a feature that int64 cannot hold, for `check`."""
         for value in (min(values), max(values)):
             if value not in _INT64:
                 self._too_large.setdefault(name, (where, value))
@@ -96,12 +97,12 @@ class ColumnKinds:
             if self._kinds[name] == "int64":
                 raise TableError(
                     f"{where}: feature {name} has the value {value}, beyond int64; "
-                    "write it as a float, such as 1e20, or as text"
+                    "write it as a float, for example 1e20, or as text"
                 )
 
 
 def as_floats(values: Any, name: str, where: str) -> np.ndarray:
-    """Return the values as float32, the precision of Examples; refuse those that overflow."""
+    """Return the values as float32, the type in Examples; TableError if one overflows."""
     try:
         wide = np.asarray(values, np.float64)
     except OverflowError:
@@ -120,7 +121,7 @@ def as_floats(values: Any, name: str, where: str) -> np.ndarray:
 def read_lines(
     progress: Progress, path: Path, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[str]:
-    """Yield every line of a file with its line end, each up to `max_line_bytes`.
+    """Yield every line of a file with its line end; TableError above `max_line_bytes`.
 
     Lines are decoded one by one, so that an error names the right line.
     """

@@ -10,20 +10,22 @@ from typing import Literal
 
 from ftrain.formats.examples.guessing import record_kind
 from ftrain.formats.examples.messages import decode_example, encode_example
-from ftrain.formats.records.compression import SUFFIXES, ByteStream, StreamError, detect_compression
-from ftrain.formats.records.framing import (
+from ftrain.formats.numpy_files import read_npz, write_npz
+from ftrain.formats.records.encoding import (
     FRAME,
     HEADER,
     MAX_RECORD_BYTES,
+    RECORD_NAME,
+    ByteStream,
+    Codec,
     DamagedRecordError,
+    StreamError,
+    detect_compression,
     parse_header,
 )
 from ftrain.formats.records.reading import OnDamage, read_records
 from ftrain.formats.records.writing import RecordWriter
-from ftrain.formats.tables.csv_files import find_columns, read_csv, write_csv
-from ftrain.formats.tables.jsonl_files import find_single, read_jsonl, write_jsonl
-from ftrain.formats.tables.npz_files import read_npz, write_npz
-from ftrain.formats.tables.rows import (
+from ftrain.formats.tables import (
     MAX_LINE_BYTES,
     Progress,
     Row,
@@ -31,12 +33,19 @@ from ftrain.formats.tables.rows import (
     TableError,
     hide_progress,
 )
-from ftrain.storage import is_transient
+from ftrain.formats.text_tables import (
+    find_columns,
+    find_single,
+    read_csv,
+    read_jsonl,
+    write_csv,
+    write_jsonl,
+)
+from ftrain.storage import is_transient, replacing
 
 Kind = Literal["csv", "tsv", "jsonl", "npz", "records"]
-Compression = Literal["GZIP", "ZLIB"]
 
-_KNOWN = "known are .csv, .tsv, .jsonl, .npz, and .tfrecord, also followed by .gz or .zlib"
+_KNOWN = "known suffixes are .csv, .tsv, .jsonl, .npz, and .tfrecord, also followed by .gz or .zlib"
 _TABLES: dict[str, Kind] = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -44,16 +53,13 @@ _TABLES: dict[str, Kind] = {
     ".ndjson": "jsonl",
     ".npz": "npz",
 }
-_RECORDS = re.compile(
-    r"\.(tfrecords?|records?)(-\d+-of-\d+)?(\.(gz|gzip|z|zz|zlib))?\Z", re.IGNORECASE
-)
 
 
 def target_kind(path: Path) -> Kind:
     """Return the kind of a file to write, by its suffix."""
     kind = _kind_of_name(path)
     if kind is None:
-        raise TableError(f"{path}: its suffix gives no kind of file; {_KNOWN}")
+        raise TableError(f"{path}: its suffix is unknown; {_KNOWN}")
     return kind
 
 
@@ -62,25 +68,14 @@ def source_kind(path: Path) -> Kind:
     kind = _kind_of_name(path) or ("records" if _starts_with_record(path) else None)
     if kind is None:
         raise TableError(
-            f"{path}: neither its suffix nor its first bytes give a kind of file; {_KNOWN}"
+            f"{path}: its suffix is unknown, and it does not begin with a record; {_KNOWN}"
         )
     return kind
 
 
-def suffix_compression(path: Path) -> Compression | None:
-    """Return the compression that the suffix of a record file stands for."""
-    return SUFFIXES.get(path.suffix.lower())
-
-
-def plain_name(path: Path) -> Path:
-    """Return a name for the plain copy of a compressed record file."""
-    plain = path.with_suffix("") if suffix_compression(path) else path.with_suffix(".plain")
-    return plain if _RECORDS.search(plain.name) else plain.with_name(f"{plain.name}.tfrecord")
-
-
 def shard_pattern(target: Path) -> re.Pattern:
     """Return a pattern of the file names of `target`, sharded or not."""
-    # The number of a shard stands before the suffixes, wherever those may start.
+    # The number of a shard is before the suffixes, which may start at any dot.
     parts = (re.escape(part) for part in target.name.split("."))
     return re.compile(r"(-\d{5,}(-of-\d{5,})?)?\.".join(parts))
 
@@ -90,13 +85,13 @@ def to_records(
     kind: Kind,
     target: Path,
     *,
-    compression: Compression | None = None,
+    compression: Codec | None = None,
     shard_records: int | None = None,
     overwrite: bool = False,
     limit: int | None = None,
     show: ShowProgress = hide_progress,
 ) -> tuple[int, list[Path]]:
-    """Write tables, or records unchanged, as records; return their number and the files.
+    """Convert tables to records, or copy records; return their number and the files.
 
     `limit` is the maximum size in bytes of a record, a row or a line; None is the default of the
     kind. FileExistsError if the target exists and `overwrite` is False.
@@ -163,7 +158,7 @@ def follow_records(
     max_record_bytes: int | None = None,
 ) -> Iterator[bytes]:
     """Yield every record of a file as `read_records` does, and report the progress."""
-    # How many bytes of a compressed file a record takes is unknown: it counts when it ends.
+    # A compressed file counts when it ends: the bytes of one record are unknown.
     share = 0 if detect_compression(path) else 1
     limit = max_record_bytes or MAX_RECORD_BYTES
     records = read_records(
@@ -175,7 +170,7 @@ def follow_records(
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Name the file in errors of the operating system that lack it, such as a full disk."""
+    """Add the file to errors of the operating system without one, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -215,13 +210,13 @@ def _read_bytes(
 def _read_examples(
     paths: Sequence[Path], verb: str, limit: int | None, show: ShowProgress
 ) -> Iterator[Row]:
-    """Yield every record of files as its features; refuse records that are not Examples."""
+    """Yield the features of every record; TableError for records that are not Examples."""
     for where, record in _read_bytes(paths, verb, limit, show):
         kind = record_kind(record)
         if kind != "example":
             found = "is a SequenceExample" if kind == "sequence" else "is not an Example"
             raise TableError(
-                f"{where} {found}, and only Examples become tables; .tfrecord keeps it as it is"
+                f"{where} {found}, and only Examples can be converted to tables; use .tfrecord"
             )
         yield Row(where, decode_example(record))
 
@@ -242,21 +237,18 @@ def _delimiter(kind: Kind) -> str:
 
 @contextmanager
 def _replace(target: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `target`; the file replaces it once it is complete."""
+    """Yield a temporary name; the file there replaces `target` once it is complete."""
     with name_file(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.writing")
-        try:
+        with replacing(target, temporary):
             yield temporary
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _kind_of_name(path: Path) -> Kind | None:
     if found := _TABLES.get(path.suffix.lower()):
         return found
-    return "records" if _RECORDS.search(path.name) else None
+    return "records" if RECORD_NAME.search(path.name) else None
 
 
 def _starts_with_record(path: Path) -> bool:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ftrain.cli.data.arguments import DataCommandError, MaxRecordBytes, match
-from ftrain.cli.tables import show_bytes
+from ftrain.cli.arguments import DataCommandError, MaxRecordBytes, match_record_files
+from ftrain.cli.output import ReadProgress, interruptible, show_bytes
 
 if TYPE_CHECKING:
-    from ftrain.formats.tables.conversion import Kind
+    from ftrain.formats.conversion import Kind
 
 Compression = Literal["gzip", "zlib"]
 _PATHS = (
@@ -38,12 +38,11 @@ def convert(
     max_record_bytes: MaxRecordBytes = None,
 ) -> None:
     """Convert tables to records of Examples and back, or records to compressed or sharded ones."""
-    from ftrain.cli.data.progress import Bar, interruptible
-    from ftrain.formats.tables.conversion import target_kind, to_records, to_table
+    from ftrain.formats.conversion import target_kind, to_records, to_table
 
     if len(paths) < 2:
         raise typer.BadParameter(f"expected SOURCE... TARGET, got only {paths[0]}")
-    sources = match(paths[:-1])
+    sources = match_record_files(paths[:-1])
     target = Path(paths[-1])
     _check_directory(target)
     kind = target_kind(target)
@@ -68,12 +67,12 @@ def convert(
                     shard_records=shard_records,
                     overwrite=overwrite,
                     limit=max_record_bytes,
-                    show=Bar,
+                    show=ReadProgress,
                 )
         else:
             if target.exists() and not overwrite:
                 raise _exists(f"{target}")
-            count = to_table(sources, target, kind, limit=max_record_bytes, show=Bar)
+            count = to_table(sources, target, kind, limit=max_record_bytes, show=ReadProgress)
             written = [target]
     size = show_bytes(sum(path.stat().st_size for path in written))
     names = f"{written[0]}" if len(written) == 1 else f"{written[0]} to {written[-1].name}"
@@ -90,7 +89,7 @@ def _check_directory(target: Path) -> None:
 
 
 def _common_kind(sources: Sequence[Path]) -> "Kind":
-    from ftrain.formats.tables.conversion import source_kind
+    from ftrain.formats.conversion import source_kind
 
     first = source_kind(sources[0])
     for path in sources[1:]:
@@ -103,7 +102,7 @@ def _common_kind(sources: Sequence[Path]) -> "Kind":
 
 def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> None:
     """Raise if the target, or one of its shards, would replace a source."""
-    from ftrain.formats.tables.conversion import shard_pattern
+    from ftrain.formats.conversion import shard_pattern
 
     pattern = shard_pattern(target)
     for path in sources:
@@ -116,7 +115,7 @@ def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> No
 
 
 def _compression(target: Path, compression: Compression | None) -> Literal["GZIP", "ZLIB"] | None:
-    from ftrain.formats.tables.conversion import suffix_compression
+    from ftrain.formats.records.encoding import suffix_compression
 
     by_suffix = suffix_compression(target)
     by_option: dict[str, Literal["GZIP", "ZLIB"]] = {"gzip": "GZIP", "zlib": "ZLIB"}

@@ -1,4 +1,4 @@
-"""Records: examples from TFRecord and ArrayRecord files, parsed by a spec."""
+"""Sources of files: records of TFRecord and ArrayRecord files, parsed by a spec; lines of text."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,12 @@ from ftrain.formats import (
     parse_sequence_examples,
 )
 from ftrain.formats.examples.columns import as_objects
-from ftrain.formats.records.framing import MAX_RECORD_BYTES
+from ftrain.formats.records.encoding import MAX_RECORD_BYTES
+from ftrain.formats.records.files import MappedFiles
 from ftrain.formats.records.reading import OnDamage
+from ftrain.paths import absolute
 
+_CHUNK = 16 << 20  # bytes searched for line ends at once
 _CHECKED = 32  # records that are checked for misspelt feature names
 
 Files = str | Path | Sequence[str | Path]
@@ -41,7 +44,7 @@ class RecordSource:
 
     Args:
       files: a path, a pattern, or several.
-      spec: the features of each record, an Example; None gives the raw bytes as feature "record".
+      spec: the features of each record, an Example; None for the raw bytes as feature "record".
       sequence: the feature lists of SequenceExamples; `spec` then describes their context.
       on_damage: "raise" when a damaged record is read, or "skip": read all records once, leave out
         damaged ones and list them in `damages`.
@@ -81,15 +84,15 @@ class RecordSource:
             self._warn_if_misspelt(spec)
 
     @property
-    def damages(self) -> list[Any]:
-        """The records that were left out, as errors that were not raised."""
+    def damages(self) -> list[DamagedRecordError]:
+        """The damaged records that were left out, as errors."""
         return self.files.damages
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __repr__(self) -> str:
-        return f"RecordSource({_names(self.files.paths)})"
+        return f"RecordSource({_describe_paths(self.files.paths)})"
 
     def where(self, index: int) -> str:
         """Return the file and the number of a record for messages."""
@@ -135,7 +138,7 @@ class ArrayRecordSource:
         return int(self._starts[-1])
 
     def __repr__(self) -> str:
-        return f"ArrayRecordSource({_names(self.paths)})"
+        return f"ArrayRecordSource({_describe_paths(self.paths)})"
 
     def where(self, index: int) -> str:
         """Return the file and the number of a record for messages."""
@@ -185,7 +188,7 @@ class _Decoder:
         for mapping in (spec, sequence):
             if mapping is not None and not isinstance(mapping, Mapping):
                 raise TypeError(
-                    f"a spec maps names to Fixed(...), Ragged(...) and so on, got {mapping!r}"
+                    f"a spec maps names to Fixed(...), Ragged(...) or others, got {mapping!r}"
                 )
         for name, entry in [*(spec or {}).items(), *(sequence or {}).items()]:
             _check_independent(name, entry)
@@ -205,11 +208,9 @@ class _Decoder:
                 records, self._spec or {}, self._sequence, where=where
             )
             return context | lists
-        return (
-            {"record": as_objects(records)}
-            if self._spec is None
-            else self._parser(records, where=where)
-        )
+        if self._spec is None:
+            return {"record": as_objects(records)}
+        return self._parser(records, where=where)
 
 
 def _check_outputs(spec: Spec, sequence: Lists) -> None:
@@ -218,7 +219,7 @@ def _check_outputs(spec: Spec, sequence: Lists) -> None:
     twice = [output for output in made if made.count(output) > 1]
     if twice:
         raise ValueError(
-            f"spec and sequence both give {twice[0]}; give lengths another name, or leave one out"
+            f"spec and sequence both make {twice[0]}; rename its lengths, or remove one of them"
         )
 
 
@@ -227,7 +228,7 @@ def _check_independent(name: str, entry: Any) -> None:
     lacks_length = isinstance(entry, Padded | Steps) and entry.length is None
     if lacks_length or (isinstance(entry, Ragged) and entry.flat):
         raise ValueError(
-            f"{name}: {entry} depends on which records are read together; give it a length, "
+            f"{name}: {entry} depends on which records are read together; set its length, "
             f"or let the pipeline pad: Ragged here, and Pipeline(..., pad={{{name!r}: Pad()}})"
         )
 
@@ -241,5 +242,89 @@ def _open_reader(reader: Any, path: Path, options: str) -> Any:
     return opened
 
 
-def _names(paths: Sequence[Path]) -> str:
+def _describe_paths(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+class TextSource:
+    """The lines of text files, without line ends, as feature "text".
+
+    They are str objects, or bytes with `encoding=None`. `files` is a path, a pattern such as
+    "data/*.txt", or several. The files are scanned once for line starts, which takes 16 bytes of
+    memory per line; the lines themselves are read on demand.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        encoding: str | None = "utf-8",
+        skip_empty: bool = False,
+        name: str = "text",
+    ):
+        self.paths = [absolute(path) for path in match_files(files)]
+        self.encoding = encoding
+        self.name = name
+        self._marks = [
+            (status.st_size, status.st_mtime_ns) for status in (path.stat() for path in self.paths)
+        ]
+        self._lines = [_find_lines(path, skip_empty) for path in self.paths]
+        self._starts = np.cumsum([0, *map(len, self._lines)])
+        self._maps = MappedFiles()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        return f"TextSource({_describe_paths(self.paths)})"
+
+    def where(self, index: int) -> str:
+        """Return the file and the number of a line for messages."""
+        number = self._file_of(index)
+        first = int(self._lines[number][index - self._starts[number]][0])
+        line = self._bytes(number, 0, first).count(b"\n") + 1
+        return f"{self.paths[number]}: line {line}"
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """Return the lines at `indices`."""
+        return {self.name: as_objects([self._line(int(index)) for index in indices])}
+
+    def _line(self, index: int) -> str | bytes:
+        number = self._file_of(index)
+        start, end = self._lines[number][index - self._starts[number]]
+        line = self._bytes(number, start, end)
+        if self.encoding is None:
+            return line
+        try:
+            return line.decode(self.encoding)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.where(index)} is not {self.encoding}: {error}; encoding=None gives bytes"
+            ) from None
+
+    def _file_of(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self!r} has {len(self)} lines, but line {index} was requested")
+        return int(np.searchsorted(self._starts, index, "right")) - 1
+
+    def _bytes(self, number: int, start: int, end: int) -> bytes:
+        if end <= start:  # an empty file has no map
+            return b""
+        return self._maps.get(self.paths[number], *self._marks[number])[start:end]
+
+
+def _find_lines(path: Path, skip_empty: bool) -> np.ndarray:
+    """Return the start and the end of each line, without the line end."""
+    data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    parts = [
+        np.flatnonzero(data[at : at + _CHUNK] == ord("\n")) + at
+        for at in range(0, len(data), _CHUNK)
+    ]
+    ends = np.concatenate([np.empty(0, np.int64), *parts])
+    if len(data) and data[-1] != ord("\n"):
+        ends = np.append(ends, len(data))
+    starts = np.concatenate([np.zeros(min(len(ends), 1), np.int64), ends[:-1] + 1])
+    if len(ends):  # a carriage return is part of the line end
+        ends -= (ends > starts) & (data[np.maximum(ends, 1) - 1] == ord("\r"))
+    lines = np.stack([starts, ends], axis=1)
+    return lines[lines[:, 1] > lines[:, 0]] if skip_empty else lines
