@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ftrain import training as training
     from ftrain import tree as tree
     from ftrain.evaluation import evaluate_checkpoints as evaluate_checkpoints
+    from ftrain.gradients import WeightedMean as WeightedMean
     from ftrain.optimizers import apply_updates as apply_updates
     from ftrain.run import Run as Run
     from ftrain.run import train as train
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ftrain.training import every as every
     from ftrain.training import first as first
     from ftrain.training import make_step as make_step
-    from ftrain.weighted_mean import WeightedMean as WeightedMean
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,7 @@ _NAMES = {
     "Hook": "ftrain.training",
     "Run": "ftrain.run",
     "TrainState": "ftrain.training",
-    "WeightedMean": "ftrain.weighted_mean",
+    "WeightedMean": "ftrain.gradients",
     "apply_updates": "ftrain.optimizers",
     "at": "ftrain.training",
     "compile_step": "ftrain.training",

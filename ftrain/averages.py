@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from ftrain.tree import Tree, leaves_with_names, matching_names, named_leaves
+from ftrain.tree import Tree, leaves_with_names, matching_names, named_leaves, wide_dtype
 
 Number = float | jax.Array
 
@@ -14,21 +14,21 @@ Number = float | jax.Array
 def update_averages(
     averages: Tree, values: Tree, decay: Number, num_updates: Number | None = None
 ) -> Tree:
-    """averages -= (1 - d) * (averages - values), with d = decay, or with n = num_updates
+    """averages -= (1 - d) * (averages - values), with d = decay.
 
-    d = min(decay, (1 + n) / (10 + n)): with a smaller decay at first, averages forget their start
-    quickly.
+    With n = num_updates, d = min(decay, (1 + n) / (10 + n)): a smaller decay at first makes the
+    averages forget their start quickly.
 
-    A leaf whose average is None is not averaged. Averages in bfloat16 or float16 are
-    rounded at every update, so that one with a long memory stops moving: keep them in float32,
-    whatever the values are.
+    A leaf whose average is None is not averaged. Averages in bfloat16 or float16 are rounded at
+    every update, so one with a long memory stops moving: keep them in float32, whatever dtype the
+    values have.
     """
     fresh = 1 - _decay_now(decay, num_updates)
 
     def move(mean: jax.Array | None, new: jax.Array) -> jax.Array | None:
         if mean is None:
             return None
-        wide = _widened(mean)  # in less, 1 - decay is not accurate
+        wide = wide_dtype(mean)  # in fewer bits, 1 - decay is not accurate
         moved = mean.astype(wide) - fresh.astype(wide) * (
             mean.astype(wide) - jnp.asarray(new, wide)
         )
@@ -40,13 +40,13 @@ def update_averages(
 def start_averages(values: Tree, only: str | Sequence[str] = ()) -> Tree:
     """Return averages before their first update: a copy of the values, in float32 or wider.
 
-    `only` are regular expressions for the names of the leaves to average; the others have None in
-    their places.
+    If `only` lists regular expressions, leaves whose names match none of them are not averaged:
+    their averages are None.
     """
     patterns = (only,) if isinstance(only, str) else tuple(only)
     chosen = matching_names(values, patterns, "averages") if patterns else {*named_leaves(values)}
     copies = [
-        jnp.array(leaf, dtype=_widened(leaf)) if name in chosen else None
+        jnp.array(leaf, dtype=wide_dtype(leaf)) if name in chosen else None
         for name, leaf in leaves_with_names(values)
     ]
     return jax.tree.structure(values).unflatten(copies)
@@ -64,7 +64,7 @@ def averaged(averages: Tree, values: Tree) -> Tree:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ZeroDebiased:
-    """Averages that start from zero and are corrected for it, for values without an initial one.
+    """Averages that start at zero, with the bias towards zero corrected.
 
     b -= (1 - d) * (b - values), and the average is b / (1 - d**t) after t updates, with d as in
     `update_averages`.
@@ -83,7 +83,7 @@ class ZeroDebiased:
         """Return averages of zero, in the shapes of `like` and in float32 or wider."""
 
         def zeros() -> Tree:
-            return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=_widened(leaf)), like)
+            return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=wide_dtype(leaf)), like)
 
         return cls(zeros(), zeros(), jnp.zeros((), jnp.int32))
 
@@ -96,7 +96,7 @@ class ZeroDebiased:
         fresh = 1 - _decay_now(decay, num_updates)
 
         def correct(mean: jax.Array) -> jax.Array:
-            wide = _widened(mean)  # in less, 1 - d**t is zero
+            wide = wide_dtype(mean)  # in fewer bits, 1 - d**t may be zero
             share = 1 - (1 - fresh.astype(wide)) ** count.astype(wide)
             return (mean.astype(wide) / share).astype(mean.dtype)
 
@@ -110,10 +110,6 @@ def average_names(params: Tree) -> dict[str, str]:
     {'dense/kernel': 'dense/kernel/ExponentialMovingAverage'}
     """
     return {name: f"{name}/ExponentialMovingAverage" for name in named_leaves(params)}
-
-
-def _widened(leaf: jax.typing.ArrayLike) -> jnp.dtype:
-    return jnp.promote_types(jnp.result_type(leaf), jnp.float32)
 
 
 def _decay_now(decay: Number, num_updates: Number | None) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Coordination: threads that stop together, and whose exceptions reach the one who waits for them.
+"""Coordination: threads that stop together, and whose exceptions reach the thread that joins them.
 
 coordinator = Coordinator()
 LooperThread(coordinator, target=refill).start()
@@ -7,6 +7,7 @@ coordinator.request_stop()
 coordinator.join()  # raises what a thread raised
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,14 @@ _POLL = 0.02  # seconds; nothing can wait for a thread's end and for an event at
 
 
 class EndOfData(Exception):  # noqa: N818 - nothing went wrong
-    """There are no more data. Ends a run, or the threads of a coordinator, cleanly."""
+    """There are no more data: a run, or the threads of a coordinator, end without an error."""
 
 
 class Coordinator:
-    """Ends several threads together. Any of them may ask for it; the first exception handed in is raised by `join`.
+    """Stops several threads together. Any thread may request it.
 
-    An exception of `clean_stop_exception_types` ends the threads too, and is not raised.
+    The first exception reported by `request_stop` or `stop_on_exception` is raised by `join`. One
+    of the `clean_stop_exception_types` stops the threads too, but is not raised.
     """
 
     def __init__(self, clean_stop_exception_types: tuple[type[BaseException], ...] = (EndOfData,)):
@@ -36,47 +38,50 @@ class Coordinator:
         self.joined = False
 
     def register_thread(self, thread: threading.Thread) -> None:
-        """Let `join` wait for this thread too."""
+        """Make `join` wait for this thread too."""
         with self._lock:
             self._threads.add(thread)
 
     def should_stop(self) -> bool:
+        """Return True once a stop was requested."""
         return self._stop.is_set()
 
     def request_stop(self, error: BaseException | tuple[Any, ...] | None = None) -> None:
-        """Ask all threads to stop. Only the first request counts; after `join` an exception is raised at once.
+        """Request that all threads stop. Only the first request counts.
 
-        `error` is an exception, or what `sys.exc_info()` answers.
+        `error` is an exception, or the tuple that `sys.exc_info()` returns. After `join` it is
+        raised at once.
         """
         exception = error[1] if isinstance(error, tuple) else error
         with self._lock:
-            harmful = None if isinstance(exception, self._clean) else exception
-            if self.joined and harmful is not None:
-                raise harmful
+            failure = None if isinstance(exception, self._clean) else exception
+            if self.joined and failure is not None:
+                raise failure
             if not self._stop.is_set():
-                self._exception = harmful
+                self._exception = failure
                 self._stop.set()
 
     def clear_stop(self) -> None:
-        """Forget the request, so that the coordinator can serve again."""
+        """Clear the request, so that the coordinator can be used again."""
         with self._lock:
-            self.joined, self._exception = False, None
+            self.joined = False
+            self._exception = None
             self._stop.clear()
 
     @contextmanager
     def stop_on_exception(self) -> Iterator[None]:
-        """Hand in whatever the block raises, instead of raising it."""
+        """Request a stop with any exception of the block, instead of raising it here."""
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - handed over to the thread that joins
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that joins
             self.request_stop(error)
 
     def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """Wait until a stop is asked for; False if `timeout` seconds pass first."""
+        """Wait until a stop is requested; return False if `timeout` seconds pass first."""
         return self._stop.wait(timeout)
 
     def raise_requested_exception(self) -> None:
-        """Raise what a thread handed in, if any did."""
+        """Raise the exception that a stop was requested with, if any."""
         with self._lock:
             exception = self._exception
         if exception is not None:
@@ -89,26 +94,28 @@ class Coordinator:
         stop_grace_period_secs: float = 120.0,
         ignore_live_threads: bool = False,
     ) -> None:
-        """Wait until all threads have ended, at most `stop_grace_period_secs` after a stop was asked for.
+        """Wait for all threads to end, at most `stop_grace_period_secs` after a stop was requested.
 
-        Raises what a thread handed in, or RuntimeError if some are still alive and that is not to be ignored.
+        Raise the exception of the first thread that failed. Raise RuntimeError if threads are
+        still alive, unless `ignore_live_threads`.
         """
         with self._lock:
-            waited_for = self._threads.union(threads or ())
-        while any(thread.is_alive() for thread in waited_for) and not self.wait_for_stop(_POLL):
+            joined = self._threads.union(threads or ())
+        while any(thread.is_alive() for thread in joined) and not self.wait_for_stop(_POLL):
             pass
         deadline = time.monotonic() + stop_grace_period_secs
-        for thread in waited_for:
+        for thread in joined:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
             self.joined = True
             self._threads = set()
         self.raise_requested_exception()
-        alive = sorted(thread.name for thread in waited_for if thread.is_alive())
+        alive = sorted(thread.name for thread in joined if thread.is_alive())
         if alive and not ignore_live_threads:
             raise RuntimeError(
-                f"threads still run {stop_grace_period_secs:g} s after they were asked to stop: {', '.join(alive)}"
+                f"threads still running {stop_grace_period_secs:g} s after the stop request: "
+                f"{', '.join(alive)}"
             )
 
     def __enter__(self) -> Self:
@@ -130,9 +137,10 @@ class Coordinator:
 
 
 class LooperThread(threading.Thread):
-    """Calls `run_loop`, or `target`, again and again until its coordinator stops.
+    """Calls `run_loop`, which calls `target`, repeatedly until its coordinator stops.
 
-    With `timer_interval_secs` it is called at those intervals. What it raises stops the coordinator.
+    With `timer_interval_secs`, the calls start at these intervals. An exception in one of them
+    stops the coordinator.
     """
 
     def __init__(
@@ -140,14 +148,15 @@ class LooperThread(threading.Thread):
         coordinator: Coordinator,
         timer_interval_secs: float | None = None,
         *,
-        target: Callable[..., Any] | None = None,
+        target: Callable[..., object] | None = None,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         name: str | None = None,
     ):
         super().__init__(name=name, daemon=True)
-        self._coordinator, self._interval = coordinator, timer_interval_secs
-        self._call = target, args, dict(kwargs or {})
+        self._coordinator = coordinator
+        self._interval = timer_interval_secs
+        self._call = None if target is None else functools.partial(target, *args, **(kwargs or {}))
         coordinator.register_thread(self)
 
     @classmethod
@@ -155,7 +164,7 @@ class LooperThread(threading.Thread):
         cls,
         coordinator: Coordinator,
         timer_interval_secs: float | None,
-        target: Callable[..., Any],
+        target: Callable[..., object],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Self:
@@ -165,6 +174,7 @@ class LooperThread(threading.Thread):
         return thread
 
     def run(self) -> None:
+        """Run the loop; the thread calls this when it is started."""
         with self._coordinator.stop_on_exception():
             self.start_loop()
             due = time.monotonic()
@@ -177,24 +187,23 @@ class LooperThread(threading.Thread):
         """Called once, before the first `run_loop`."""
 
     def run_loop(self) -> None:
-        """What is done again and again."""
-        target, args, kwargs = self._call
-        if target is not None:
-            target(*args, **kwargs)
+        """Called repeatedly; calls `target`. A subclass may override it."""
+        if self._call is not None:
+            self._call()
 
     def stop_loop(self) -> None:
         """Called once, after the last `run_loop`, unless one failed."""
 
 
 def call_all(functions: Sequence[Callable[[], None]]) -> None:
-    """Call each of them, whatever the others raise; the first failure is raised when all have been called."""
+    """Call every function, even if some raise; then raise the first exception."""
     failures: list[BaseException] = []
     for function in functions:
         try:
             function()
-        except BaseException as failure:  # noqa: BLE001 - raised below, when all have been called
+        except BaseException as failure:  # noqa: BLE001 - raised below
             failures.append(failure)
     if failures:
-        for further in failures[1:]:
-            failures[0].add_note(f"then this failed too: {further!r}")
+        for later in failures[1:]:
+            failures[0].add_note(f"then this failed too: {later!r}")
         raise failures[0]

@@ -1,4 +1,4 @@
-"""Evaluation beside a run: each checkpoint is evaluated as it appears, by another process if need be."""
+"""Evaluation of checkpoints as they appear, also in a process other than the training run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,47 +22,48 @@ def evaluate_checkpoints(
     timeout: float | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, dict[str, Value]]]:
-    """Evaluate the newest checkpoint in `directory`, and then each new one; yields its step and what was measured.
+    """Evaluate the newest checkpoint in `directory`, then each new one; yield (step, metrics).
 
-    `directory` is one of checkpoints or of a run, and may be created later. Ends after `last_step`, when no new
-    checkpoint has appeared for `timeout` seconds, or when there is none and `stop` returns True. If several appear
-    during one evaluation, only the newest is evaluated next.
+    `directory` is a run directory or a directory of checkpoints. It may be created later. The
+    iterator ends after `last_step`, when no new checkpoint appears for `timeout` seconds, or when
+    none is left to evaluate and `stop` returns True. If several checkpoints appear during one
+    evaluation, only the newest of them is evaluated.
 
     Args:
-      evaluate: is given the parameters, or with `use_averages` their moving averages.
-      like: a state of the same structure, shapes, dtypes and shardings, `TrainState.create(...)` as for the run.
-      write_to: a directory for an event file and a `metrics.jsonl` of what is measured.
+      evaluate: a function from parameters to metrics. With `use_averages` it is called with the
+        moving averages of the parameters.
+      like: a state with the structure, shapes, dtypes and shardings of the run's, such as
+        `TrainState.create(...)` with the same arguments.
+      write_to: a directory for the metrics: an event file and a `metrics.jsonl`.
     """
-    evaluator, manager = (
-        Evaluator(evaluate, use_averages=use_averages),
-        CheckpointManager(directory),
-    )
-    done = [False]
+    evaluator = Evaluator(evaluate, use_averages=use_averages)
+    manager = CheckpointManager(directory)
+    is_last = False
+
+    def is_over() -> bool:
+        return is_last or stop()
+
     writers = [] if write_to is None else _open(Path(write_to), manager.latest())
     try:
-        for step in checkpoints_iterator(
-            directory, timeout=timeout, stop=lambda: done[0] or stop()
-        ):
+        for step in checkpoints_iterator(directory, timeout=timeout, stop=is_over):
             try:
                 state = manager.restore(like=like, step=step)
             except CheckpointError:
-                if (
-                    step in manager.steps()
-                ):  # if not, the run has deleted it meanwhile: there is a newer one
+                if step in manager.steps():
                     raise
-                continue
-            measured = evaluator.measure(state)
+                continue  # the run deleted it meanwhile, so there is a newer one
+            metrics = evaluator.measure(state)
             for writer in writers:
-                writer.write(step, measured)
-            done[0] = last_step is not None and step >= last_step
-            yield step, measured
+                writer.write(step, metrics)
+            is_last = last_step is not None and step >= last_step
+            yield step, metrics
     finally:
         for writer in writers:
             writer.close()
 
 
 def _open(directory: Path, newest: int | None) -> list[SummaryWriter | MetricsFile]:
-    """Writers that keep what is there of checkpoints before the newest one, which is evaluated now."""
+    """Open writers that keep earlier metrics, up to the newest checkpoint: it is evaluated now."""
     start = max((newest or 0) - 1, 0)
     metrics = MetricsFile(directory / "metrics.jsonl", start_step=start)
     return [metrics, SummaryWriter(directory, start_step=start)]

@@ -1,14 +1,15 @@
-"""Packed trees: many small leaves in one vector for each dtype; every array argument costs time.
+"""Packed trees: many small leaves in one vector for each dtype, because each array costs time.
 
-A packed tree is a tree of few arrays that stands for one of many. `unpack` and `pack_like` go from
-one to the other, so that what is written to disk names every leaf, packed or not.
+Every array argument makes a call of a compiled function slower. A packed tree holds the leaves of a
+tree in few arrays. `unpack` and `pack_like` convert between the two, so that a checkpoint names
+every leaf, packed or not.
 """
 
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from ftrain.tree import Tree
 
 MAX_PACKED_SIZE = 4096  # elements of a leaf; copying more costs more than a leaf of its own
 MIN_PACKED_LEAVES = 8  # packing fewer is not worth it
-_JOINED_AT_ONCE = 50
+_JOINED_AT_ONCE = 50  # leaves; XLA is very slow to compile a concatenation of a thousand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Place:
 class Layout:
     """How the leaves of a tree are packed. A leaf without a place is kept apart, as it is.
 
-    A tree may have None in the places of a whole group, or of leaves apart; then so have its
-    arrays.
+    All leaves of a group may be None, and any leaf that is kept apart. The arrays for them are
+    None too.
     """
 
-    structure: Any  # of the tree
+    structure: Any  # the tree structure
     places: tuple[Place | None, ...]
 
     def join(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
@@ -53,7 +54,7 @@ class Layout:
             join([leaves[n] for n in self.members(group)]) for group in self.groups()
         ]
 
-    def split(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    def split(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the leaves of these arrays; a leading axis of all of them is kept."""
         vectors = arrays[len(arrays) - len(self.groups()) :]
         if any(isinstance(vector, Tracer) for vector in vectors):
@@ -96,7 +97,7 @@ class Layout:
 
 
 def join(leaves: Sequence[Any]) -> Any:
-    """Join leaves to one vector, in two rounds: XLA compiles a join of a thousand very slowly."""
+    """Join leaves to one vector; many of them in two rounds, because XLA compiles that faster."""
     if leaves[0] is None:
         return None
     flat = [jax.lax.reshape(jnp.asarray(leaf), (jnp.size(leaf),)) for leaf in leaves]
@@ -112,9 +113,9 @@ def join(leaves: Sequence[Any]) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A tree in fewer arrays."""
+    """A tree whose small leaves are stored in one vector for each dtype."""
 
-    arrays: list[Any]  # an array, or None for leaves that are None
+    arrays: list[Any]  # arrays; None for leaves that are None
     layout: Layout = dataclasses.field(metadata={"static": True})
 
     def leaves(self) -> list[jax.Array]:
@@ -127,14 +128,15 @@ class Packed:
 
 
 def plan(tree: Tree, packed: bool | None = None) -> Layout:
-    """Plan how to pack a tree: small leaves, by dtype, if there are enough; or all, or none.
+    """Plan how to pack a tree.
 
-    Leaves that are sharded over devices keep their sharding and are never packed.
+    By default, small leaves of one dtype are packed if there are enough of them; `packed` decides
+    for all leaves. Leaves that are sharded over devices keep their sharding and are never packed.
     """
     leaves, structure = jax.tree.flatten(tree)
     if packed not in (None, True, False):
         raise ValueError(f"packed must be True, False or None, got {packed!r:.60}")
-    limit = {None: MAX_PACKED_SIZE, True: float("inf"), False: -1}[packed]
+    limit = {None: MAX_PACKED_SIZE, True: math.inf, False: -1}[packed]
     first = next(filter(is_concrete, leaves), None)
     fits = [jnp.size(leaf) <= limit and _is_whole(leaf, first) for leaf in leaves]
     counts = Counter(
@@ -162,7 +164,7 @@ def unpack(tree: Tree) -> Tree:
 def pack_like(tree: Tree, like: Tree) -> Tree:
     """Pack `tree`, which has the structure of `unpack(like)`, as `like` is packed."""
 
-    def pack(node: Any, unpacked: Any) -> Any:
+    def pack(node: Packed, unpacked: Tree) -> Packed:
         return Packed(node.layout.join(node.layout.structure.flatten_up_to(unpacked)), node.layout)
 
     structure = jax.tree.structure(like, is_leaf=is_packed)
@@ -174,7 +176,7 @@ def pack_like(tree: Tree, like: Tree) -> Tree:
     )
 
 
-def is_packed(node: Any) -> bool:
+def is_packed(node: object) -> TypeGuard[Packed]:
     """True for a packed tree; pass it as `is_leaf` to keep them whole."""
     return isinstance(node, Packed)
 
@@ -184,13 +186,13 @@ _SINGLE = jax.lax.GatherDimensionNumbers(
 )
 
 
-def is_concrete(leaf: Any) -> bool:
+def is_concrete(leaf: object) -> TypeGuard[jax.Array]:
     """True for an array with values, not a tracer or a shape."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
 def _take(vector: Any, place: Place) -> Any:
-    """Return a leaf from its group's vector; for a shape of a vector, the shape of the leaf."""
+    """Return a leaf from its group's vector; for the shape of a vector, the shape of the leaf."""
     if vector is None:
         return None
     shape = (*vector.shape[:-1], *place.shape)
@@ -207,9 +209,9 @@ def _take(vector: Any, place: Place) -> Any:
     return vector[..., place.start : place.start + place.size].reshape(shape)
 
 
-def _is_whole(leaf: Any, first: Any) -> bool:
+def _is_whole(leaf: object, first: jax.Array | None) -> bool:
     """True for a leaf that is not sharded and has the devices of the first concrete leaf."""
-    if not is_concrete(leaf):
+    if first is None or not is_concrete(leaf):
         return True
     return (
         leaf.sharding.is_fully_replicated and leaf.sharding.device_set == first.sharding.device_set

@@ -1,12 +1,11 @@
-"""Paths as users give them: one function makes each of them absolute, without `..`, and refuses a URL."""
+"""Paths as users write them: made absolute, without `~` and `..`; URLs are refused."""
 
 import os
 import re
 from pathlib import Path
 
-_URL = re.compile(
-    r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z][A-Za-z0-9+.-]+:/"
-)  # pathlib makes one slash of two
+# The second form, with one slash, is a URL that went through pathlib.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class PathError(ValueError):
@@ -14,11 +13,11 @@ class PathError(ValueError):
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """`path` as an absolute path without `~`, `.` and `..`; PathError if it is a URL or cannot be a path.
+    """Return `path` as an absolute path without `~`, `.` and `..`; raise PathError for a URL.
 
-    Orbax accepts no relative path, and tensorstore none with `..` or a backslash in it. A symbolic link keeps its own
-    name, unless `..` follows it: that is the parent of its target, as for the operating system. To name a directory
-    that looks like a URL or begins with `~`, write `./` before it.
+    Orbax accepts no relative paths; tensorstore accepts neither `..` nor a backslash. A symbolic
+    link keeps its own name. Only if `..` follows it, it is resolved, as by the operating system. To
+    name a directory that looks like a URL or begins with `~`, write `./` before it.
 
     >>> local_path("/data/runs/../runs/digits/")
     PosixPath('/data/runs/digits')
@@ -38,7 +37,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """As `local_path`, for a file that only the operating system opens: its name may be any bytes."""
+    """`local_path` for files that only Python opens, not tensorstore: any name is accepted."""
     resolved = Path(os.sep)
     for part in Path(os.getcwd(), expanded(path)).parts[1:]:
         resolved = Path(os.path.realpath(resolved)).parent if part == ".." else resolved / part
@@ -46,30 +45,33 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
-    """`path`, which may be a pattern, with `~` replaced; PathError if it is a URL or cannot be a path."""
+    """Return a path or a glob pattern with `~` replaced; raise PathError if it cannot be a path."""
     text = os.fspath(path)
     if not isinstance(text, str):
-        raise PathError(f"{path!r} is a path in bytes; expected text, os.fsdecode(path)")
+        raise PathError(f"{path!r} is a path in bytes; expected a string: os.fsdecode(path)")
     if not text:
         raise PathError(
-            "an empty text is no path; expected a directory or a file, '.' for the working directory"
+            "an empty string is not a path; expected a file or a directory, such as '.', "
+            "the working directory"
         )
     if "\0" in text:
         raise PathError(f"{text!r} cannot be a path: it has a null character")
     if _URL.match(text):
         raise PathError(
-            f"{_as_url(text)} is a URL; expected a local path: mount the remote directory, and give its path"
+            f"{_as_url(text)} is a URL; expected a local path: mount the remote directory "
+            "and pass the path of the mount"
         )
     home = os.path.expanduser(text)
     if text.startswith("~") and home == text:
         raise PathError(
-            f"{text}: there is no home directory of {text.split('/')[0]}; './{text}' is a path of that name"
+            f"{text}: there is no home directory of {text.split('/')[0]}; "
+            f"for a path of that name, write './{text}'"
         )
     return home
 
 
 def shown(path: Path) -> str:
-    """`path` as a person would type it: relative if it is inside of the working directory."""
+    """Return `path` as a user would type it: relative if it is in the working directory."""
     try:
         return str(path.relative_to(os.getcwd()))
     except (ValueError, OSError):

@@ -1,10 +1,12 @@
-"""Names and sizes of pytrees. The name of a leaf is its keys joined by slashes."""
+"""Names, sizes and dtypes of pytrees. The name of a leaf is its keys joined by slashes."""
 
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 T = TypeVar("T")
 Tree = Any  # a pytree of arrays: nested dicts, tuples, dataclasses, ...
@@ -29,7 +31,7 @@ def leaves_with_names(
 def leaves_like(
     tree: Tree, like: Tree, what: str, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[Any]:
-    """Return what `tree` holds at each leaf of `like`; ValueError names the first that differs.
+    """Return what `tree` holds at each leaf of `like`; raise ValueError if one is missing.
 
     >>> leaves_like({"a": 1}, {"a": 0, "b": {"c": 0}}, "gradients")
     Traceback (most recent call last):
@@ -88,6 +90,22 @@ def count_elements(tree: Tree) -> int:
 def count_bytes(tree: Tree) -> int:
     """Return the bytes of all leaves; works on `jax.ShapeDtypeStruct` leaves too."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def wide_dtype(*values: ArrayLike | DTypeLike) -> jnp.dtype:
+    """Return the dtype to compute in: float32, or wider if one of these arrays or dtypes is.
+
+    >>> wide_dtype(jnp.bfloat16)
+    dtype('float32')
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jnp.result_type(*values), jnp.float32)
+
+
+def widen(values: ArrayLike) -> jax.Array:
+    """Return `values` in float32 or wider."""
+    array = jnp.asarray(values)
+    return array.astype(wide_dtype(array))
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -58,6 +58,13 @@ def compile_quickly(request: pytest.FixtureRequest):
     )
 
 
+@pytest.fixture(autouse=True)
+def strict_promotion(request: pytest.FixtureRequest):
+    """Refuse implicit dtype promotion, which hides mistakes: `standard_promotion` tests need it."""
+    is_standard = request.node.get_closest_marker("standard_promotion") is not None
+    jax.config.update("jax_numpy_dtype_promotion", "standard" if is_standard else "strict")
+
+
 @pytest.fixture
 def pipeline() -> Pipeline:
     """Batches of 8 from 64 examples of a linear problem."""

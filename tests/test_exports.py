@@ -123,6 +123,7 @@ ROOMS = {
     },
     "gradients": {
         "Rows",
+        "WeightedMean",
         "accumulate",
         "as_transform",
         "clip_by_average_norm",

@@ -10,8 +10,8 @@ import ftrain
 ROOT = Path(ftrain.__file__).parent
 # Rooms on one line do not import each other.
 LAYERS = [
-    ["hyperparameters", "paths", "storage", "suggestions", "tree"],
-    ["packed", "weighted_mean"],
+    ["hyperparameters", "jaxpr", "paths", "storage", "suggestions", "tree"],
+    ["packed"],
     ["coordination"],
     ["formats", "launching"],
     ["schedules"],

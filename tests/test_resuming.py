@@ -73,6 +73,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.standard_promotion  # optax.adam
 @pytest.mark.parametrize(("change", "told"), CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("steps", [4, 6], ids=["nothing left", "steps left"])
 def test_a_call_with_something_else_is_refused_and_says_what(train, change, told, steps):

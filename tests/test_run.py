@@ -150,6 +150,7 @@ def test_a_hook_takes_the_place_of_the_default_of_its_class(pipeline, tmp_path):
     assert run.hooks[-1] is saver
 
 
+@pytest.mark.standard_promotion  # optax.adam
 def test_plain_iterables_and_stock_optax_work(pipeline):
     batches = (pipeline.batch(step) for step in range(25))
     state = ftrain.train(

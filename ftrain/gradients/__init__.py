@@ -9,17 +9,17 @@ from ftrain.gradients.clipping import (
     clip_by_value,
     global_norm,
 )
-from ftrain.gradients.conditional_update import skipped_updates
 from ftrain.gradients.differentiate import value_and_grad
-from ftrain.gradients.guard import guard
+from ftrain.gradients.guard import guard, skipped_updates
 from ftrain.gradients.lookup import lookup
 from ftrain.gradients.loss_scaling import loss_scale, loss_scaling
-from ftrain.gradients.replicas import mean_over_replicas
+from ftrain.gradients.means import WeightedMean, mean_over_replicas
 from ftrain.gradients.rows import Rows, densify, map_values
 from ftrain.gradients.rows_fallback import update_with_rows
 
 __all__ = [
     "Rows",
+    "WeightedMean",
     "accumulate",
     "as_transform",
     "clip_by_average_norm",

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ftrain.gradients.means import WeightedMean, is_weighted
 from ftrain.gradients.rows import Rows, is_rows, map_values
 from ftrain.hyperparameters import check_count
-from ftrain.tree import Tree, named_leaves
-from ftrain.weighted_mean import WeightedMean, is_weighted
+from ftrain.tree import Tree, named_leaves, wide_dtype, widen
+
+Summand = jax.Array | Rows | WeightedMean  # what is summed over the microbatches
 
 
 class Differentiated(NamedTuple):
@@ -25,8 +27,8 @@ Part = Callable[[Tree, jax.Array, Tree], tuple[Tree, Differentiated]]
 
 
 def accumulate(
-    differentiate: Callable[..., tuple[Any, Tree]], microbatches: int
-) -> Callable[..., tuple[Any, Tree]]:
+    differentiate: Callable[..., tuple[Tree, Tree]], microbatches: int
+) -> Callable[..., tuple[Tree, Tree]]:
     """Compute what `differentiate` returns for a batch in at most `microbatches` parts.
 
     `differentiate(params, batch, ...)`, such as a `value_and_grad`, is called with parts of
@@ -38,7 +40,7 @@ def accumulate(
     """
     check_count(microbatches=microbatches)
 
-    def accumulated(params: Tree, batch: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+    def accumulated(params: Tree, batch: Tree, *args: Any, **kwargs: Any) -> tuple[Tree, Tree]:
         has_auxiliary = False
 
         def part(carry: Tree, number: jax.Array, microbatch: Tree) -> tuple[Tree, Differentiated]:
@@ -51,7 +53,8 @@ def accumulate(
             return carry, Differentiated(value, auxiliary, gradients)
 
         _, found = average(part, (), batch, microbatches)
-        return (found.value, found.auxiliary) if has_auxiliary else found.value, found.gradients
+        result = (found.value, found.auxiliary) if has_auxiliary else found.value
+        return result, found.gradients
 
     return accumulated
 
@@ -95,11 +98,11 @@ def average(
     zeros = [
         None
         if is_rows(like)
-        else jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), like)
+        else jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide_dtype(leaf)), like)
         for like in likes
     ]
     (carry, sums), stacked = jax.lax.scan(add, (carry, zeros), jnp.arange(parts.whole))
-    totals = [
+    totals: list[Any] = [
         total if rows is None else _flatten(rows) for total, rows in zip(sums, stacked, strict=True)
     ]
     if parts.rest:
@@ -118,14 +121,16 @@ def average(
 def _weighed(found: Differentiated, share: float) -> Differentiated:
     """What a part adds to the sums: values and gradients times its `share`, or their own weight."""
 
-    def shared(leaf: Any) -> Any:
-        return jax.tree.map(_widen, leaf) if is_weighted(leaf) else _widen(leaf) * share
+    def shared(leaf: jax.Array | WeightedMean) -> jax.Array | WeightedMean:
+        if isinstance(leaf, WeightedMean):
+            return jax.tree.map(widen, leaf)
+        return widen(leaf) * share
 
     def weighed(values: jax.Array) -> jax.Array:
         if not isinstance(found.value, WeightedMean):
-            return _widen(values) * share
-        weight = _widen(found.value.weight)
-        return jnp.where(weight == 0, 0, _widen(values) * weight)
+            return widen(values) * share
+        weight = widen(found.value.weight)
+        return jnp.where(weight == 0, 0, widen(values) * weight)
 
     auxiliary = jax.tree.map(shared, found.auxiliary, is_leaf=is_weighted)
     return Differentiated(shared(found.value), auxiliary, map_values(weighed, found.gradients))
@@ -171,16 +176,9 @@ def _count_examples(batch: Tree) -> int:
     return next(iter(counts.values()))
 
 
-def _is_whole(node: Any) -> bool:
+def _is_whole(node: object) -> bool:
+    """True for `Rows` and `WeightedMean`s, which are summed as a whole."""
     return is_rows(node) or is_weighted(node)
-
-
-def _wide(values: Any) -> Any:
-    return jnp.promote_types(jnp.result_type(values), jnp.float32)
-
-
-def _widen(values: Any) -> jax.Array:
-    return jnp.asarray(values, _wide(values))
 
 
 def _flatten(stacked: Rows) -> Rows:
@@ -188,14 +186,15 @@ def _flatten(stacked: Rows) -> Rows:
     return Rows(stacked.indices.reshape(-1), stacked.values.reshape(-1, *stacked.values.shape[2:]))
 
 
-def _sum(total: Any, more: Any) -> Any:
+def _sum(total: Summand, more: Any) -> Summand:
+    """Add a part to the sum; `Rows` are concatenated."""
     if isinstance(total, Rows):
         indices = jnp.concatenate([total.indices, more.indices])
         return Rows(indices, jnp.concatenate([total.values, more.values]))
     return total.merge(more) if isinstance(total, WeightedMean) else total + more
 
 
-def _settle(total: Any, like: Any, merge_rows: bool) -> Any:
+def _settle(total: Summand, like: Any, merge_rows: bool) -> Summand:
     """Convert a mean to the dtype of what was averaged; means of integers stay floating point."""
     if isinstance(total, Rows):
         merged = total.sum_duplicates() if merge_rows else total

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.gradients.rows import Rows, is_rows, map_values, values_of
 from ftrain.hyperparameters import check_norm
-from ftrain.tree import Tree, leaves_with_names
+from ftrain.tree import Tree, leaves_with_names, wide_dtype, widen
 
 Bound = jax.typing.ArrayLike
 
@@ -69,8 +69,7 @@ def clip_by_average_norm(tree: Tree, clip_norm: Bound) -> Tree:
 
 def global_norm(tree: Tree) -> jax.Array:
     """The norm of all leaves as one vector: sqrt(sum of squares), in float32 or wider."""
-    arrays = [_shard(jnp.asarray(array)) for array in values_of(tree)]
-    arrays = [array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in arrays]
+    arrays = [widen(_shard(jnp.asarray(array))) for array in values_of(tree)]
     return jnp.asarray(optax.tree.norm(arrays), dtype=None if arrays else jnp.result_type(float))
 
 
@@ -88,7 +87,12 @@ def clip_by_global_norm(
     limit = jnp.asarray(clip_norm, norm.dtype)
     scale = jnp.where(jnp.isinf(limit), 1, limit * jnp.minimum(1 / norm, 1 / limit))
     scale = jnp.where(jnp.isfinite(norm), scale, jnp.nan)
-    return map_values(lambda leaf: (leaf * scale).astype(leaf.dtype), tree), norm
+
+    def apply_scale(leaf: jax.Array) -> jax.Array:
+        wide = wide_dtype(leaf, scale)
+        return (leaf.astype(wide) * scale.astype(wide)).astype(leaf.dtype)
+
+    return map_values(apply_scale, tree), norm
 
 
 def as_transform(
@@ -138,9 +142,8 @@ def _norm(values: jax.Array, axes: int | tuple[int, ...] | None) -> jax.Array:
 
 def _widen(leaf: jax.Array) -> jax.Array:
     """Squares of float16 numbers overflow, and sums of them lose most of their bits."""
-    leaf = jnp.asarray(leaf)
     _check_inexact(leaf)
-    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    return widen(leaf)
 
 
 def _check_inexact(tree: Tree) -> None:

@@ -6,17 +6,25 @@ with respect to the taps instead of the tables: the derivative of a tap is the g
 that were read.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core.primitives import jit_p, remat_p
 
-from ftrain.gradients.rows import Rows, widen
-from ftrain.gradients.trace_lookups import Lookups, evaluate, only_looked_up, sites_of
+from ftrain.gradients.lookup import gather, lookup_p
+from ftrain.gradients.means import value_of
+from ftrain.gradients.rows import Rows, wide_indices
+from ftrain.jaxpr import apply_equation, interpret
 from ftrain.tree import Tree
-from ftrain.weighted_mean import value_of
+
+# Variables of a trace that stand for tables, each with the number of its table.
+Tables = Mapping[Var, int]
 
 
 def value_and_grad(
@@ -62,25 +70,36 @@ def value_and_grad(
         )
         gradients = structure.unflatten(gradients)
         gradients = gradients[0] if isinstance(argnums, int) else gradients
-        return (value, auxiliary) if has_aux else value, gradients
+        result = (value, auxiliary) if has_aux else value
+        return result, gradients
 
     return differentiate
 
 
 def _differentiate(
-    traced: ClosedJaxpr, result: Any, leaves: list[jax.Array], has_aux: bool, merge_rows: bool
-) -> tuple[Any, Any, list]:
-    jaxpr = traced.jaxpr
-    looked_up = only_looked_up(jaxpr)
-    owners = {variable: n for n, variable in enumerate(jaxpr.invars) if variable in looked_up}
-    sites = list(sites_of(jaxpr, owners))
-    others = {n: leaf for n, leaf in enumerate(leaves) if jaxpr.invars[n] not in owners}
+    traced: ClosedJaxpr,
+    result: Any,
+    leaves: list[jax.Array],
+    has_aux: bool,
+    merge_rows: bool,
+) -> tuple[Tree, Tree, list[jax.Array | Rows]]:
+    """Return the value, the auxiliary result and the gradient of each leaf.
 
-    def objective(others: dict[int, jax.Array], taps: list[jax.Array]) -> Any:
+    `result` is the tree structure of what the traced function returns.
+    """
+    jaxpr = traced.jaxpr
+    looked_up = _only_looked_up(jaxpr)
+    tables = {variable: n for n, variable in enumerate(jaxpr.invars) if variable in looked_up}
+    sites = list(_sites_of(jaxpr, tables))
+    others = {n: leaf for n, leaf in enumerate(leaves) if jaxpr.invars[n] not in tables}
+
+    def objective(
+        others: dict[int, jax.Array], taps: list[jax.Array]
+    ) -> tuple[jax.Array, tuple[Tree, Tree, list[jax.Array]]]:
         inputs = [others.get(n, leaf) for n, leaf in enumerate(leaves)]
-        lookups = Lookups(list(taps))
+        lookups = _Lookups(list(taps))
         outcome = jax.tree.unflatten(
-            result, evaluate(jaxpr, traced.consts, inputs, owners, lookups)
+            result, _evaluate(jaxpr, traced.consts, inputs, tables, lookups)
         )
         value, auxiliary = outcome if has_aux else (outcome, None)
         return value_of(value), (value, auxiliary, lookups.ids)
@@ -89,29 +108,29 @@ def _differentiate(
     differentiate = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
     (_, (value, auxiliary, ids)), (dense, sparse) = differentiate(others, taps)
     gradients = dict(dense)
-    if owners:
+    if tables:
         zero = _zero_after(jax.tree.leaves((value, auxiliary)))
         read = [
-            (owner, widen(i) + zero, values)
-            for (owner, _), i, values in zip(sites, ids, sparse, strict=True)
+            (number, wide_indices(i) + zero, values)
+            for (number, _), i, values in zip(sites, ids, sparse, strict=True)
         ]
         gradients |= {
             n: _collect(
-                leaves[n], [(i, values) for owner, i, values in read if owner == n], merge_rows
+                leaves[n], [(i, values) for number, i, values in read if number == n], merge_rows
             )
-            for n in owners.values()
+            for n in tables.values()
         }
     return value, auxiliary, [gradients[n] for n in range(len(leaves))]
 
 
-def _make_tap(aval: Any) -> jax.Array:
+def _make_tap(aval: ShapedArray) -> jax.Array:
     """Zeros like the result of a lookup; inside `jax.shard_map` each device has its own."""
     zeros = jnp.zeros(aval.shape, aval.dtype)
     axes = tuple(getattr(getattr(aval, "manual_axis_type", None), "varying", ()))
     return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
-def _zero_after(results: list[Any]) -> jax.Array:
+def _zero_after(results: list[jax.Array]) -> jax.Array:
     """A zero that XLA cannot compute before these scalars.
 
     Added to the indices, it orders the reads of a table before the writes of its rows. If a
@@ -137,3 +156,111 @@ def _collect(table: jax.Array, read: list[tuple[jax.Array, jax.Array]], merge_ro
         return rows.sum_duplicates(table)
     within = rows.is_within(table).reshape(-1, *[1] * (table.ndim - 1))
     return rows.map(lambda values: jnp.where(within, values, 0))
+
+
+@dataclasses.dataclass
+class _Lookups:
+    """The taps still to be added, and the ids looked up so far, in the order of the lookups."""
+
+    taps: list[jax.Array]
+    ids: list[jax.Array] = dataclasses.field(default_factory=list)
+
+    def perform(self, table: jax.Array, ids: jax.Array, **options: Any) -> jax.Array:
+        """Look up `ids`, record them and add the next tap."""
+        self.ids.append(ids)
+        return gather(table, ids, **options) + self.taps.pop(0)
+
+
+def _only_looked_up(jaxpr: Jaxpr) -> set[Var]:
+    """Return the variables that are used only as tables of lookups."""
+    tables: set[Var] = set()
+    others = {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
+    for equation in jaxpr.eqns:
+        inner = _called_function(equation)
+        inner_tables = _only_looked_up(inner) if inner is not None else set()
+        for position, operand in enumerate(equation.invars):
+            if not isinstance(operand, Literal):
+                is_looked_up = equation.primitive is lookup_p and position == 0
+                is_passed_on = inner is not None and inner.invars[position] in inner_tables
+                (tables if is_looked_up or is_passed_on else others).add(operand)
+    return tables - others
+
+
+def _sites_of(jaxpr: Jaxpr, tables: Tables) -> Iterator[tuple[int, Any]]:
+    """Yield the table's number and the result's type of each lookup, in the order of evaluation."""
+    for equation in jaxpr.eqns:
+        table = _looked_up_table(equation, tables)
+        if table is not None:
+            yield table, equation.outvars[0].aval
+        elif (inner := _called_function(equation)) is not None:
+            yield from _sites_of(inner, _passed_on(equation, inner, tables))
+
+
+def _evaluate(
+    jaxpr: Jaxpr,
+    consts: Sequence[jax.Array],
+    inputs: Sequence[jax.Array],
+    tables: Tables,
+    lookups: _Lookups,
+) -> list[jax.Array]:
+    """Evaluate a traced function, with taps added to the lookups of the tables in `tables`."""
+    if not tables:
+        return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*inputs)
+
+    def evaluate(equation: JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+        if _looked_up_table(equation, tables) is not None:
+            return [lookups.perform(*operands, **equation.params)]
+        inner = _called_function(equation)
+        passed_on = {} if inner is None else _passed_on(equation, inner, tables)
+        if inner is None or not passed_on:
+            return apply_equation(equation, operands)
+        if equation.primitive is jit_p:
+            return _evaluate(inner, equation.params["jaxpr"].consts, operands, passed_on, lookups)
+        return _evaluate_checkpointed(equation, inner, operands, passed_on, lookups)
+
+    return interpret(jaxpr, consts, inputs, evaluate)
+
+
+def _evaluate_checkpointed(
+    equation: JaxprEqn, inner: Jaxpr, operands: list[jax.Array], tables: Tables, lookups: _Lookups
+) -> list[jax.Array]:
+    """Evaluate a `jax.checkpoint` call as one, so that the backward pass recomputes it."""
+
+    @functools.partial(
+        jax.checkpoint, policy=equation.params["policy"], prevent_cse=equation.params["prevent_cse"]
+    )
+    def body(
+        operands: list[jax.Array], taps: list[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        own = _Lookups(list(taps))
+        return _evaluate(inner, (), operands, tables, own), own.ids
+
+    count = len(list(_sites_of(inner, tables)))
+    taps = lookups.taps[:count]
+    del lookups.taps[:count]
+    outputs, ids = body(operands, taps)
+    lookups.ids.extend(ids)
+    return outputs
+
+
+def _called_function(equation: JaxprEqn) -> Jaxpr | None:
+    """The function that an equation calls; only jit and checkpoint are searched for lookups."""
+    if equation.primitive is jit_p:
+        return equation.params["jaxpr"].jaxpr
+    return equation.params["jaxpr"] if equation.primitive is remat_p else None
+
+
+def _passed_on(equation: JaxprEqn, inner: Jaxpr, tables: Tables) -> dict[Var, int]:
+    """The tables by the variables of the called function."""
+    pairs = zip(inner.invars, equation.invars, strict=True)
+    return {
+        own: tables[given]
+        for own, given in pairs
+        if not isinstance(given, Literal) and given in tables
+    }
+
+
+def _looked_up_table(equation: JaxprEqn, tables: Tables) -> int | None:
+    """The number of the table that an equation looks up; None for every other equation."""
+    table = equation.invars[0] if equation.primitive is lookup_p else None
+    return None if table is None or isinstance(table, Literal) else tables.get(table)

@@ -1,7 +1,8 @@
 """Lookup: read rows of a table by id, as an operation that `value_and_grad` recognises."""
 
 import functools
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +35,8 @@ def lookup(
         raise TypeError(f"lookup needs a table, an array of rows, got {type(table).__name__}")
     if table.ndim < 1:
         raise ValueError("lookup needs a table of rows, got a scalar")
-    ids = (
-        ids
-        if isinstance(ids, jax.Array)
-        else np.asarray(ids, dtype=None if np.size(ids) else np.int32)
-    )
+    if not isinstance(ids, jax.Array):
+        ids = np.asarray(ids, dtype=None if np.size(ids) else np.int32)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"ids must be integers, got {ids.dtype}")
     if out_of_range == "error" and not isinstance(ids, core.Tracer):
@@ -49,9 +47,8 @@ def lookup(
             f"and a table of {table.dtype} has none; "
             'pass out_of_range="drop", which reads zeros for them'
         )
-    if isinstance(
-        ids, np.ndarray
-    ):  # jax would truncate 64-bit ids to 32 bits, and so to other rows
+    if isinstance(ids, np.ndarray):
+        # jax would truncate 64-bit ids to 32 bits, and so to other rows.
         ids = np.where((ids < 0) | (ids >= table.shape[0]), -1, ids).astype(np.int32)
     return lookup_p.bind(jnp.asarray(table), jnp.asarray(ids), out_of_range=out_of_range)
 
@@ -80,29 +77,34 @@ lookup_p.def_impl(jax.jit(gather, static_argnames="out_of_range"))
 
 
 @lookup_p.def_abstract_eval
-def _shape(table: Any, ids: Any, *, out_of_range: OutOfRange) -> Any:
+def _type_of_result(
+    table: core.ShapedArray, ids: core.ShapedArray, *, out_of_range: OutOfRange
+) -> core.AbstractValue:
     # Trace a gather: its type includes the axes of a mesh over which the result varies.
-    return jax.make_jaxpr(functools.partial(gather, out_of_range=out_of_range))(
-        table, ids
-    ).out_avals[0]
+    function = functools.partial(gather, out_of_range=out_of_range)
+    return jax.make_jaxpr(function)(table, ids).out_avals[0]
 
 
 def _differentiate(
-    primals: Any, tangents: Any, *, out_of_range: OutOfRange
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array], *, out_of_range: OutOfRange
 ) -> tuple[jax.Array, jax.Array]:
     table, ids = primals
-    return jax.jvp(
-        functools.partial(gather, ids=ids, out_of_range=out_of_range), (table,), (tangents[0],)
-    )
+    function = functools.partial(gather, ids=ids, out_of_range=out_of_range)
+    return jax.jvp(function, (table,), (tangents[0],))
 
 
-def _batch(operands: Any, axes: Any, *, out_of_range: OutOfRange) -> tuple[jax.Array, int]:
+def _batch(
+    operands: Sequence[jax.Array], axes: Sequence[int | None], *, out_of_range: OutOfRange
+) -> tuple[jax.Array, int]:
+    """Return the results of a batch, and the axis of the batch in them."""
     table, ids = operands
-    if axes[0] is None:  # one table for the whole batch: look up more ids
-        return lookup_p.bind(table, jnp.moveaxis(ids, axes[1], 0), out_of_range=out_of_range), 0
-    return jax.vmap(functools.partial(gather, out_of_range=out_of_range), in_axes=axes)(
-        table, ids
-    ), 0
+    table_axis, ids_axis = axes
+    if table_axis is None:  # one table for the whole batch: look up more ids
+        assert ids_axis is not None
+        more_ids = jnp.moveaxis(ids, ids_axis, 0)
+        return lookup_p.bind(table, more_ids, out_of_range=out_of_range), 0
+    function = functools.partial(gather, out_of_range=out_of_range)
+    return jax.vmap(function, in_axes=(table_axis, ids_axis))(table, ids), 0
 
 
 ad.primitive_jvps[lookup_p] = _differentiate

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.gradients.conditional_update import Skipped, all_finite, check_transform, update_if
+from ftrain.gradients.guard import Skipped, all_finite, check_transform, update_if
 from ftrain.hyperparameters import check_count, check_finite, check_positive
 from ftrain.tree import Tree, nodes_of
 
@@ -14,6 +14,8 @@ _MAX_SCALE = 2.0**100  # far below the largest float32, so that the loss itself 
 
 
 class LossScaleState(NamedTuple):
+    """The state of `loss_scaling`."""
+
     inner: Tree  # the state of the wrapped optimizer
     loss_scale: jax.Array  # the factor for the next loss
     skipped: Skipped
@@ -66,7 +68,8 @@ def loss_scaling(
         skipped = Skipped(state.skipped.so_far + (~good).astype(jnp.int32))
         return updates, LossScaleState(inner_state, new_scale, skipped, since_change)
 
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType] - params are narrower
+    # optax's type is for any state and parameters; these are narrower.
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def loss_scale(opt_state: Tree) -> jax.Array | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from ftrain.tree import Tree
+from ftrain.tree import Tree, widen
 
 _BUCKETS_PER_ID = 8  # with these, two or three rounds of hashing place nearly every list
 
@@ -43,34 +43,34 @@ class Rows:
         return dataclasses.replace(self, values=function(self.values))
 
     def to_dense(self, like: jax.Array) -> jax.Array:
-        """The whole table, in the shape of `like`."""
+        """Return the whole table, in the shape of `like`."""
         return self.add_to(jnp.zeros(like.shape, self.values.dtype))
 
     def add_to(self, table: jax.Array) -> jax.Array:
-        """`table` with these rows added; in place, if the table's buffer may be reused."""
+        """Return `table` plus these rows; in place, if the table's buffer may be reused."""
         values = self.values.astype(table.dtype)
         return table.at[self.indices].add(
             values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False
         )
 
     def put_into(self, table: jax.Array, values: jax.Array) -> jax.Array:
-        """`table` with these rows set to `values`; undefined for a row that is listed twice."""
+        """Return `table` with these rows set to `values`; undefined for a row listed twice."""
         values = values.astype(table.dtype)
         return table.at[self.indices].set(
             values, mode="drop", unique_indices=self.unique, wrap_negative_indices=False
         )
 
     def take_from(self, table: jax.Array) -> jax.Array:
-        """The values of `table` in these rows; undefined for an index outside of the table."""
+        """Return these rows of `table`; undefined for an index outside of the table."""
         return table.at[self.indices].get(mode="clip", wrap_negative_indices=False)
 
     def sum_duplicates(self, table: jax.Array | None = None) -> "Rows":
-        """The same rows, each listed once, at the front; other entries name no row and are zero.
+        """Return the same rows, each listed once, at the front; the other entries name no row.
 
-        With a `table`, rows outside of it are left out. Rows known to be unique are returned
-        unchanged.
+        The values of the other entries are zero. With a `table`, rows outside of it are left out.
+        Rows known to be unique are returned unchanged.
         """
-        indices = widen(self.indices)
+        indices = wide_indices(self.indices)
         count = indices.shape[0]
         if self.unique or count == 0:
             return dataclasses.replace(self, indices=indices, unique=True)
@@ -82,19 +82,19 @@ class Rows:
         # The position `count` is out of range, so what is left out is dropped.
         places = jnp.where(is_first, ranks, count)[first]
         # Sums in bfloat16 would lose too much.
-        wide = self.values.astype(jnp.promote_types(self.values.dtype, jnp.float32))
+        wide = widen(self.values)
         summed = jnp.zeros_like(wide).at[places].add(wide, mode="drop").astype(self.values.dtype)
         named = nowhere(count, indices.dtype).at[places].set(indices, mode="drop")
         return dataclasses.replace(self, indices=named, values=summed, unique=True)
 
     def is_within(self, table: jax.Array) -> jax.Array:
-        """For each index, whether it names a row of `table`."""
-        indices = widen(self.indices)
+        """Return for each index whether it names a row of `table`."""
+        indices = wide_indices(self.indices)
         return (indices >= 0) & (indices < table.shape[0])
 
 
 def densify() -> optax.GradientTransformationExtraArgs:
-    """A transform that converts `Rows` to whole tables, for the transforms after it in a chain.
+    """Make a transform that converts `Rows` to dense gradients, for those after it in a chain.
 
     The transforms after it cost time and memory for every row of the table.
     """
@@ -110,7 +110,7 @@ def densify() -> optax.GradientTransformationExtraArgs:
 
 
 def to_dense(tree: Tree, like: Tree) -> Tree:
-    """Replace every `Rows` of a tree by a whole table, in the shape of the leaf of `like`."""
+    """Replace every `Rows` of a tree by a dense array, in the shape of the leaf of `like`."""
     return jax.tree.map(
         lambda leaf, table: leaf.to_dense(table) if is_rows(leaf) else leaf,
         tree,
@@ -119,7 +119,7 @@ def to_dense(tree: Tree, like: Tree) -> Tree:
     )
 
 
-def is_rows(node: Any) -> bool:
+def is_rows(node: object) -> TypeGuard[Rows]:
     """True for `Rows`; pass it as `is_leaf` to keep them whole."""
     return isinstance(node, Rows)
 
@@ -132,24 +132,24 @@ def map_values(function: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
 
 
 def values_of(tree: Tree) -> list[jax.Array]:
-    """The arrays of a tree; of `Rows`, the values."""
+    """Return the arrays of a tree; of `Rows`, the values."""
     leaves = jax.tree.leaves(tree, is_leaf=is_rows)
     return [leaf.values if is_rows(leaf) else leaf for leaf in leaves]
 
 
-def widen(indices: jax.Array) -> jax.Array:
-    """Indices in a dtype that can name any row, and numbers that are no row."""
+def wide_indices(indices: jax.Array) -> jax.Array:
+    """Return indices in a dtype that can hold any row's number, and numbers outside of tables."""
     return jnp.asarray(indices).astype(jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
 
 
 def nowhere(count: int, dtype: DTypeLike) -> jax.Array:
-    """`count` different indices that name no row of any table."""
+    """Return `count` different indices that name no row of any table."""
     return jnp.iinfo(dtype).max - jnp.arange(count, dtype=dtype)
 
 
 @jax.jit
 def first_positions(ids: jax.Array) -> jax.Array:
-    """For each id of a non-empty list, the first position of the same id.
+    """Return for each id of a non-empty list the first position of the same id.
 
     By hashing, because sorting is several times slower. Each round hashes the ids that are not
     placed yet into buckets. The first position in a bucket owns it, and all positions with the

@@ -82,9 +82,9 @@ def update_with_rows(
 
 
 _MADE_DENSE = (
-    "a transform of the optimizer does not know Rows, so the gradients of tables are made whole, "
-    "and a step costs time and memory for every row. ftrain's optimizers and clipping take Rows; "
-    "ftrain.gradients.densify() before that transform says that this is meant"
+    "a transform of the optimizer does not support Rows, so the gradients of tables are made "
+    "dense, and a step costs time and memory for every row. ftrain's optimizers and clipping "
+    "support Rows. If this is intended, put ftrain.gradients.densify() before that transform"
 )
 
 

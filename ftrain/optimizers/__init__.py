@@ -1,12 +1,10 @@
 """Optimizers: optax transforms that compute the numbers of TensorFlow 1's optimizers."""
 
 from ftrain.optimizers.adadelta import adadelta
-from ftrain.optimizers.adagrad import adagrad
-from ftrain.optimizers.adagrad_da import adagrad_da
+from ftrain.optimizers.adagrad import adagrad, adagrad_da
 from ftrain.optimizers.adam import adam
 from ftrain.optimizers.ftrl import ftrl
-from ftrain.optimizers.gradient_descent import gradient_descent
-from ftrain.optimizers.momentum import momentum
+from ftrain.optimizers.gradient_descent import gradient_descent, momentum
 from ftrain.optimizers.proximal import proximal_adagrad, proximal_gradient_descent
 from ftrain.optimizers.rmsprop import rmsprop
 from ftrain.optimizers.rule import (

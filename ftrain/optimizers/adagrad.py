@@ -1,10 +1,12 @@
 """Adagrad: step sizes that shrink with the squared gradients seen so far."""
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
 from ftrain.hyperparameters import check_positive
+from ftrain.optimizers.proximal import from_regularized_rule, shrink
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
@@ -36,4 +38,44 @@ def adagrad(
         slot_dtype=slot_dtype,
         packed=packed,
         rounding=rounding,
+    )
+
+
+def adagrad_da(
+    learning_rate: LearningRate,
+    initial_gradient_squared_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    *,
+    slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
+    """Adagrad with dual averaging: parameters are computed from the sum of all gradients.
+
+    Duchi et al. 2011, with t the number of this update, from 1:
+    s += g; a += g * g; p = -lr * shrink(s, l1 * t) / (l2 * t * lr + sqrt(a))
+
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
+    """
+    initial_squares = initial_gradient_squared_accumulator_value
+    check_positive(initial_gradient_squared_accumulator_value=initial_squares)
+    l1 = l1_regularization_strength
+    l2 = l2_regularization_strength
+
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
+        time = (count + 1).astype(parameter.dtype)
+        total = slots["gradient_accumulator"] + gradient
+        squares = slots["gradient_squared_accumulator"] + gradient * gradient
+        new = -rate * shrink(total, l1 * time) / (l2 * time * rate + jnp.sqrt(squares))
+        return new - parameter, {
+            "gradient_accumulator": total,
+            "gradient_squared_accumulator": squares,
+        }
+
+    slots = {"gradient_accumulator": 0.0, "gradient_squared_accumulator": initial_squares}
+    return from_regularized_rule(
+        rule, learning_rate, slots, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
     )

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from ftrain.gradients.rows import Rows, nowhere
-from ftrain.optimizers.rounding import REMAINDER, Rounding, is_narrow, round_update, store, widened
+from ftrain.optimizers.rounding import REMAINDER, Rounding, is_narrow, round_update, store
+from ftrain.tree import wide_dtype
 
 Slots = Mapping[str, jax.Array]
 
@@ -41,6 +42,7 @@ class Masked:
 
 
 Gradient = jax.Array | Rows | Masked | None
+Update = jax.Array | Rows | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,9 @@ class RuleUpdate:
     rounding: Rounding
     noise: Callable[[], jax.Array]  # makes a random key for one array; called only where needed
 
-    def __call__(self, gradient: Gradient, parameter: jax.Array, slots: Slots) -> tuple[Any, Slots]:
+    def __call__(
+        self, gradient: Gradient, parameter: jax.Array, slots: Slots
+    ) -> tuple[Update, Slots]:
         """Return the update of one leaf, in the parameter's dtype, and its new slots, in theirs."""
         if gradient is None:
             return None, slots
@@ -71,7 +75,7 @@ class RuleUpdate:
         part: jax.Array | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Compute in float32 or wider; round the update and the slots once, at the end."""
-        wide = widened(jnp.result_type(parameter.dtype, *(slot.dtype for slot in slots.values())))
+        wide = wide_dtype(parameter.dtype, *(slot.dtype for slot in slots.values()))
         before = {name: slot.astype(wide) for name, slot in slots.items()}
         exact = parameter.astype(wide)
         if REMAINDER in before:
@@ -141,6 +145,7 @@ class RuleUpdate:
     def _apply_to_part(
         self, rows: Rows, parameter: jax.Array, slots: Slots, part: jax.Array | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Return the update of a list of rows, and the slots of the whole table after it."""
         own = {name: rows.take_from(slot) for name, slot in slots.items()}
         update, new = self._apply(rows.values, rows.take_from(parameter), own, part)
         within = rows.is_within(parameter).reshape(-1, *[1] * (update.ndim - 1))
@@ -150,14 +155,14 @@ class RuleUpdate:
     def _apply_masked(
         self, gradient: Masked, parameter: jax.Array, slots: Slots
     ) -> tuple[jax.Array, Slots]:
-        """Elements without a gradient keep their value, and their slots."""
+        """Elements without a gradient keep their values and their slots."""
         update, new = self._apply(gradient.values, parameter, slots)
         kept = {name: jnp.where(gradient.mask, new[name], slots[name]) for name in slots}
         return jnp.where(gradient.mask, update, 0), kept
 
 
 def _pad(rows: Rows, more: int) -> Rows:
-    """`rows` with `more` entries at the end that name no row."""
+    """Return `rows` with `more` entries at the end that name no row."""
     values = jnp.pad(rows.values, [(0, more)] + [(0, 0)] * (rows.values.ndim - 1))
     # Indices that `rows` do not use for their own entries that name no row.
     indices = nowhere(rows.indices.shape[0] + more, rows.indices.dtype)[rows.indices.shape[0] :]

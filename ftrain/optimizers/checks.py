@@ -1,7 +1,6 @@
 """Checks of hyperparameters, parameters and gradients, with errors that name what is wrong."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves
 
 
 def check_at_init(
-    transform: optax.GradientTransformationExtraArgs, check: Callable[..., None], **values: Any
+    transform: optax.GradientTransformationExtraArgs, check: Callable[..., None], **values: float
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap `transform` so that its init checks these values, as TensorFlow 1 does."""
 
@@ -60,7 +59,7 @@ def check_real(params: Tree) -> None:
             )
 
 
-def check_learning_rate(learning_rate: Any) -> None:
+def check_learning_rate(learning_rate: object) -> None:
     """Raise an error for a learning rate that is neither a finite number nor a schedule."""
     check_finite(learning_rate=learning_rate)
     if not callable(learning_rate) and not isinstance(
@@ -69,7 +68,9 @@ def check_learning_rate(learning_rate: Any) -> None:
         raise TypeError(f"learning_rate must be a number or a schedule, got {learning_rate!r:.60}")
 
 
-def leaves_of_gradients(gradients: Tree, params: Tree, what: str = "gradients") -> list[Any]:
+def leaves_of_gradients(
+    gradients: Tree, params: Tree, what: str = "gradients"
+) -> list[jax.Array | Rows | None]:
     """Return each parameter's gradient or update: an array or `Rows` of its shape, or None."""
     given = leaves_like(gradients, params, what, is_leaf=lambda node: node is None or is_rows(node))
     if given and what == "gradients" and all(gradient is None for gradient in given):
@@ -90,7 +91,7 @@ def _check_rows(rows: Rows, name: str, table: jax.Array, what: str) -> None:
         wrong = f"{rows.indices.dtype}{list(rows.indices.shape)}"
         raise TypeError(
             f"{what} of {name} are Rows whose indices are not a list of integers, but {wrong}: put "
-            "ftrain.gradients.densify() before a transform that does not know Rows"
+            "ftrain.gradients.densify() before a transform that does not support Rows"
         )
     count = rows.indices.shape[0]
     if jnp.ndim(table) == 0 or rows.values.shape != (count, *jnp.shape(table)[1:]):

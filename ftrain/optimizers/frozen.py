@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from ftrain.gradients.rows import Rows, is_rows
+from ftrain.jaxpr import interpret
 from ftrain.tree import Tree, leaves_like, nodes_of
 
 # Operations whose result is zero if their first operand is zero.
@@ -70,7 +71,7 @@ def frozen_leaves(
     )
     abstract = jax.tree.structure(params).unflatten(given)
 
-    def update(gradients: Tree, opt_state: Tree, params: Tree) -> list[Any]:
+    def update(gradients: Tree, opt_state: Tree, params: Tree) -> list[jax.Array]:
         updates, _ = with_extra.update(gradients, opt_state, params, grad=gradients, **extra)
         found = leaves_like(updates, params, "updates")
         return [jnp.ones(()) if leaf is None else leaf for leaf in found]
@@ -82,35 +83,31 @@ def frozen_leaves(
     return _are_zero(traced.jaxpr, [False] * len(traced.jaxpr.invars))
 
 
-def _is_gradient(node: Any) -> bool:
+def _is_gradient(node: object) -> bool:
     return node is None or is_rows(node)
 
 
-def _dense_shape(gradient: Any, table: jax.Array) -> Any:
+def _dense_shape(
+    gradient: jax.Array | Rows | None, table: jax.Array
+) -> jax.ShapeDtypeStruct | None:
     if gradient is None:
         return None
     values = gradient.values if isinstance(gradient, Rows) else gradient
     return jax.ShapeDtypeStruct(jnp.shape(table), jnp.result_type(values))
 
 
-def _zero(gradient: Any) -> Any:
+def _zero(gradient: jax.Array | Rows) -> jax.Array | Rows:
     return gradient.map(jnp.zeros_like) if isinstance(gradient, Rows) else jnp.zeros_like(gradient)
 
 
 def _are_zero(jaxpr: Jaxpr, inputs: list[bool]) -> list[bool]:
     """For each result of a traced function, True if it is zero, given which inputs are zero."""
-    zeros = {variable for variable, is_zero in zip(jaxpr.invars, inputs, strict=True) if is_zero}
+    consts = [False] * len(jaxpr.constvars)
+    return interpret(jaxpr, consts, inputs, _are_results_zero, _is_zero)
 
-    def is_zero(variable: Any) -> bool:
-        if isinstance(variable, Literal):
-            return bool(np.all(np.asarray(variable.val) == 0))
-        return variable in zeros
 
-    for equation in jaxpr.eqns:
-        operands = [is_zero(variable) for variable in equation.invars]
-        results = zip(equation.outvars, _are_results_zero(equation, operands), strict=True)
-        zeros |= {variable for variable, result_is_zero in results if result_is_zero}
-    return [is_zero(variable) for variable in jaxpr.outvars]
+def _is_zero(literal: jax.typing.ArrayLike) -> bool:
+    return bool(np.all(np.asarray(literal) == 0))
 
 
 def _are_results_zero(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
@@ -129,16 +126,10 @@ def _are_results_zero(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
     if name == "cond":
         branches = [_are_zero(branch.jaxpr, operands[1:]) for branch in equation.params["branches"]]
         return [all(results) for results in zip(*branches, strict=True)]
-    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-    if (
-        isinstance(inner, Jaxpr)
-        and len(inner.invars) == len(operands)
-        and len(inner.outvars) == count
-    ):
-        return (
-            _are_zero(inner, operands)
-            if name not in ("scan", "while", "shard_map")
-            else [False] * count
-        )
-    return [False] * count
+    called = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    called = called.jaxpr if isinstance(called, ClosedJaxpr) else called
+    if not isinstance(called, Jaxpr) or name in ("scan", "while", "shard_map"):
+        return [False] * count
+    if len(called.invars) != len(operands) or len(called.outvars) != count:
+        return [False] * count
+    return _are_zero(called, operands)

@@ -1,9 +1,10 @@
-"""Gradient descent: p -= lr * g."""
+"""Gradient descent, plain or with momentum: a running sum of gradients as the direction."""
 
 import jax
 import optax
 from jax.typing import DTypeLike
 
+from ftrain.hyperparameters import check_not_negative
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
 
 
@@ -27,3 +28,36 @@ def gradient_descent(
         return -rate * gradient, slots
 
     return from_rule(rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+
+
+def momentum(
+    learning_rate: LearningRate,
+    momentum: float,
+    use_nesterov: bool = False,
+    *,
+    slot_dtype: DTypeLike | None = None,
+    packed: bool | None = None,
+    rounding: Rounding = "compensated",
+) -> optax.GradientTransformationExtraArgs:
+    """Polyak 1964: a = momentum * a + g; p -= lr * a, with Nesterov p -= lr * (g + momentum * a).
+
+    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
+    """
+    check_not_negative(momentum=momentum)
+
+    def rule(
+        gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
+    ):
+        del parameter, count
+        accumulated = momentum * slots["momentum"] + gradient
+        direction = gradient + momentum * accumulated if use_nesterov else accumulated
+        return -rate * direction, {"momentum": accumulated}
+
+    return from_rule(
+        rule,
+        learning_rate,
+        slots={"momentum": 0.0},
+        slot_dtype=slot_dtype,
+        packed=packed,
+        rounding=rounding,
+    )

@@ -1,13 +1,19 @@
-"""Proximal optimizers: gradient descent or Adagrad, followed by l1 and l2 regularization."""
+"""Proximal optimizers: l1 and l2 regularization as a part of the update.
+
+The l1 strength makes parameters exactly zero, which adding the l1 norm to the loss would not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
 from ftrain.optimizers.checks import check_at_init
-from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
+from ftrain.optimizers.rule import LearningRate, Rounding, Rule, Slots, from_rule
 
 
 def proximal_gradient_descent(
@@ -24,24 +30,19 @@ def proximal_gradient_descent(
     The rule itself has no slots. `slot_dtype` and `packed`, described at `from_rule`, apply to the
     remainders that `rounding` keeps for bfloat16 and float16 parameters.
     """
-    strengths = {
-        "l1_regularization_strength": l1_regularization_strength,
-        "l2_regularization_strength": l2_regularization_strength,
-    }
-    check_finite(**strengths)
+    l1 = l1_regularization_strength
+    l2 = l2_regularization_strength
 
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
         del count
-        stepped = parameter - rate * gradient
-        new = _proximal_point(stepped, rate, l1_regularization_strength, l2_regularization_strength)
+        new = _proximal_point(parameter - rate * gradient, rate, l1, l2)
         return new - parameter, slots
 
-    transform = from_rule(
-        rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+    return from_regularized_rule(
+        rule, learning_rate, {}, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
     )
-    return check_at_init(transform, check_not_negative, **strengths)
 
 
 def proximal_adagrad(
@@ -61,11 +62,8 @@ def proximal_adagrad(
     `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
-    strengths = {
-        "l1_regularization_strength": l1_regularization_strength,
-        "l2_regularization_strength": l2_regularization_strength,
-    }
-    check_finite(**strengths)
+    l1 = l1_regularization_strength
+    l2 = l2_regularization_strength
 
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
@@ -73,24 +71,16 @@ def proximal_adagrad(
         del count
         accumulator = slots["accumulator"] + gradient * gradient
         own_rate = rate * jax.lax.rsqrt(accumulator)
-        stepped = parameter - own_rate * gradient
-        new = _proximal_point(
-            stepped, own_rate, l1_regularization_strength, l2_regularization_strength
-        )
+        new = _proximal_point(parameter - own_rate * gradient, own_rate, l1, l2)
         return new - parameter, {"accumulator": accumulator}
 
-    transform = from_rule(
-        rule,
-        learning_rate,
-        slots={"accumulator": initial_accumulator_value},
-        slot_dtype=slot_dtype,
-        packed=packed,
-        rounding=rounding,
+    slots = {"accumulator": initial_accumulator_value}
+    return from_regularized_rule(
+        rule, learning_rate, slots, l1, l2, slot_dtype=slot_dtype, packed=packed, rounding=rounding
     )
-    return check_at_init(transform, check_not_negative, **strengths)
 
 
-def shrink(values: jax.Array, threshold: jax.typing.ArrayLike) -> jax.Array:
+def shrink(values: jax.Array, threshold: ArrayLike) -> jax.Array:
     """Soft thresholding: move values towards zero by `threshold`, and those within it to zero."""
     return jnp.sign(values) * jnp.maximum(jnp.abs(values) - threshold, 0)
 
@@ -98,3 +88,18 @@ def shrink(values: jax.Array, threshold: jax.typing.ArrayLike) -> jax.Array:
 def _proximal_point(stepped: jax.Array, rate: jax.Array, l1: float, l2: float) -> jax.Array:
     """argmin over p of |p - stepped|**2 / (2 rate) + l1 |p| + l2 p**2 / 2."""
     return shrink(stepped, rate * l1) / (1 + l2 * rate)
+
+
+def from_regularized_rule(
+    rule: Rule,
+    learning_rate: LearningRate,
+    slots: Mapping[str, float],
+    l1: float,
+    l2: float,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """`from_rule`, with a check of the strengths; of their signs in `init`, as in TensorFlow 1."""
+    strengths = {"l1_regularization_strength": l1, "l2_regularization_strength": l2}
+    check_finite(**strengths)
+    transform = from_rule(rule, learning_rate, slots, **options)
+    return check_at_init(transform, check_not_negative, **strengths)

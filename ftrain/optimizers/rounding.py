@@ -5,33 +5,31 @@ at every step. Rules therefore compute in float32 or wider, and `Rounding` defin
 the bits that a parameter cannot hold.
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from ftrain.tree import wide_dtype
 
 Rounding = Literal["compensated", "stochastic", "nearest"]
 REMAINDER = "remainder"  # the slot of the part of a parameter that rounding removed
 
 
-def check_rounding(rounding: Any) -> None:
+def check_rounding(rounding: str) -> None:
     """Raise ValueError for an unknown kind of rounding."""
     if rounding not in get_args(Rounding):
         choices = ", ".join(f'"{choice}"' for choice in get_args(Rounding))
         raise ValueError(f"rounding must be one of {choices}, got {rounding!r:.60}")
 
 
-def widened(dtype: Any) -> Any:
-    """Return the dtype to compute in: float32, or wider if `dtype` is."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def is_narrow(dtype: Any) -> bool:
+def is_narrow(dtype: DTypeLike) -> bool:
     """True for dtypes narrower than float32: bfloat16, float16 and smaller."""
-    return widened(dtype) != jnp.dtype(dtype)
+    return wide_dtype(dtype) != jnp.dtype(dtype)
 
 
-def store(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
+def store(values: jax.Array, dtype: DTypeLike, key: jax.Array | None) -> jax.Array:
     """Convert `values` to `dtype`; round stochastically if it is narrower than float32.
 
     Rounded to nearest, a running mean with a long memory would stop moving in bfloat16.
@@ -58,7 +56,7 @@ def round_update(
     return update.astype(dtype), target - moved
 
 
-def nearest(values: jax.Array, dtype: Any) -> jax.Array:
+def nearest(values: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Round `values` to the nearest numbers of `dtype`; keep the dtype of `values`.
 
     XLA may remove a cast to a narrower type and back. It keeps `reduce_precision`, which flushes
@@ -73,7 +71,7 @@ def nearest(values: jax.Array, dtype: Any) -> jax.Array:
     return jnp.where(jnp.abs(values) < float(info.smallest_normal), subnormal, rounded)
 
 
-def stochastic(values: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
+def stochastic(values: jax.Array, dtype: DTypeLike, key: jax.Array) -> jax.Array:
     """Round each value up or down at random to a number of `dtype`, correct on average."""
     info = jnp.finfo(dtype)
     values = values.astype(jnp.float32)

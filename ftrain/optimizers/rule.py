@@ -58,27 +58,28 @@ def from_rule(
     parameters.
 
     Args:
-      slots: what the rule keeps for each parameter, with the initial value.
-      slot_dtype: the dtype of the slots, by default each parameter's own, float32 for bfloat16 and
-        float16 ones. A dtype narrower than float32 saves memory. Such slots are rounded
-        stochastically: rounded to nearest, a running mean would stop moving.
-      packed: whether the slots of many parameters are kept and updated in one vector for each
-        dtype, which is faster for a thousand small ones. By default this is done for parameters
-        with few elements, if there are several. The numbers are the same, `get_slot` finds slots by
-        name, and checkpoints name every one. Functions that search the state for trees like the
-        parameters, such as `optax.tree.map_params`, need `packed=False`.
-      lazy: whether rows that `Rows` do not list are left alone. Otherwise they have a gradient of
-      zero. rounding: how bfloat16 and float16 parameters take updates that are smaller than their
-      resolution.
-        "compensated" keeps what rounding lost in a slot named "remainder" and adds it later:
+      slots: the slots that the rule keeps for each parameter, with their initial values.
+      slot_dtype: the dtype of the slots. By default it is the parameter's own, and float32 for
+        bfloat16 and float16 parameters. A dtype narrower than float32 saves memory. Such slots are
+        rounded stochastically: rounded to nearest, a running mean would stop moving.
+      packed: whether to keep and update the slots of many parameters in one vector for each dtype,
+        which is faster for a thousand small ones. By default, parameters with few elements are
+        packed, if there are several. The numbers are the same, `get_slot` finds slots by name, and
+        checkpoints name every one. Functions that search the state for trees like the parameters,
+        such as `optax.tree.map_params`, need `packed=False`.
+      lazy: whether rows that `Rows` do not list keep their values and slots. Otherwise they are
+        updated with a gradient of zero.
+      rounding: how bfloat16 and float16 parameters take updates that are smaller than their
+        resolution. It does not affect float32 parameters.
+        "compensated" keeps what rounding removed in a slot named "remainder" and adds it later:
         parameter and remainder together follow the float32 trajectory, for 4 bytes a parameter.
-        "stochastic" rounds up or down at random, correct on average, and needs no memory. "nearest"
-        loses such updates: a parameter may stop moving. It does not affect float32 parameters.
+        "stochastic" rounds up or down at random, correct on average, and needs no memory.
+        "nearest" loses such updates: a parameter may stop moving.
     """
     slots = dict(slots or {})
     if REMAINDER in slots:
         raise ValueError(
-            f"a rule cannot have a slot named {REMAINDER!r}: it holds what rounding leaves over"
+            f"a rule cannot have a slot named {REMAINDER!r}: it holds what rounding removed"
         )
     check_learning_rate(learning_rate)
     check_dtype(slot_dtype=slot_dtype)
@@ -143,19 +144,19 @@ def from_rule(
         }
         return updates, OptimizerState(state.count + 1, now.astype(jnp.float32), new_slots)
 
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType] - optax types params narrower
+    # optax's type is for any state and parameters; these are narrower.
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def _check_state(state: Any, names: list[str]) -> None:
+def _check_state(state: object, names: list[str]) -> None:
     if not isinstance(state, OptimizerState) or set(state.slots) != set(names):
         found = (
             ", ".join(state.slots) if isinstance(state, OptimizerState) else type(state).__name__
         )
         expected = ", ".join(names) or "none"
         raise ValueError(
-            f"the state is not one of this optimizer, whose slots are {expected}: "
-            f"got {found or 'no slots'}; "
-            "init(params) makes a new one"
+            f"the state is not one of this optimizer: its slots are {expected}, "
+            f"got {found or 'no slots'}; init(params) makes a new state"
         )
 
 

@@ -1,23 +1,24 @@
 """Slots: what an optimizer keeps for each parameter, packed in vectors for many small ones."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from ftrain.gradients.rows import Rows
-from ftrain.optimizers.apply_rule import Gradient, Masked
-from ftrain.optimizers.rounding import is_narrow, widened
+from ftrain.optimizers.apply_rule import Gradient, Masked, Update
+from ftrain.optimizers.rounding import is_narrow
 from ftrain.packed import Layout, Packed, is_concrete, join, unpack
-from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves, nodes_of
+from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves, nodes_of, wide_dtype
 
 
 class OptimizerState(NamedTuple):
     """The state of every optimizer that `from_rule` makes."""
 
-    count: jax.Array  # updates applied so far  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name
+    # Updates applied so far. optax uses the same name, although tuples have a method `count`.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     learning_rate: jax.Array  # of the newest update, for metrics
     slots: dict[str, Tree]  # by slot name, each shaped like the parameters, or packed
 
@@ -30,9 +31,8 @@ def slot_names(opt_state: Tree) -> list[str]:
 def get_slot(opt_state: Tree, parameter: str, slot: str) -> jax.Array:
     """Return the slot of a parameter, both by name: `get_slot(opt_state, "dense/kernel", "m")`."""
     if slot not in slot_names(opt_state):
-        raise KeyError(
-            f"there is no slot {slot}; there are {', '.join(slot_names(opt_state)) or 'none'}"
-        )
+        known = ", ".join(slot_names(opt_state)) or "none"
+        raise KeyError(f"there is no slot {slot}; the slots are: {known}")
     found = [
         named_leaves(unpack(state.slots[slot]))
         for state in nodes_of(opt_state, OptimizerState)
@@ -65,7 +65,7 @@ def fill(
         return is_narrow(own) or not only_narrow
 
     apart = [
-        jnp.full_like(leaf, value, dtype=dtype or widened(jnp.result_type(leaf)))
+        jnp.full_like(leaf, value, dtype=dtype or wide_dtype(leaf))
         if has_slot(jnp.result_type(leaf))
         else None
         for leaf in layout.apart(leaves)
@@ -74,7 +74,7 @@ def fill(
     for group in layout.groups():
         first = leaves[layout.members(group)[0]]
         where = first.sharding if is_concrete(first) else None
-        vector = jnp.full(layout.length(group), value, dtype or widened(group), device=where)
+        vector = jnp.full(layout.length(group), value, dtype or wide_dtype(group), device=where)
         vectors.append(vector if has_slot(group) else None)
     return layout.store(apart + vectors)
 
@@ -100,7 +100,7 @@ def layout_of(slots: dict[str, Tree], params: Tree) -> Layout:
 
 
 def join_gradients(
-    layout: Layout, gradients: Sequence[Gradient], leaves: Sequence[jax.Array]
+    layout: Layout, gradients: Sequence[jax.Array | Rows | None], leaves: Sequence[jax.Array]
 ) -> list[Gradient]:
     """Arrange gradients as the layout stores their parameters.
 
@@ -109,7 +109,9 @@ def join_gradients(
     joined = layout.apart(gradients)
     for group in layout.groups():
         own = [(gradients[n], leaves[n]) for n in layout.members(group)]
-        dense = [jnp.asarray(_to_dense(gradient, leaf), widened(group)) for gradient, leaf in own]
+        dense = [
+            jnp.asarray(_to_dense(gradient, leaf), wide_dtype(group)) for gradient, leaf in own
+        ]
         vector = join(dense)
         if any(gradient is None or isinstance(gradient, Rows) for gradient, _ in own):
             vector = Masked(vector, join([_mask(gradient, leaf) for gradient, leaf in own]))
@@ -117,19 +119,21 @@ def join_gradients(
     return joined
 
 
-def split_updates(layout: Layout, updates: list[Any], gradients: Sequence[Gradient]) -> list[Any]:
+def split_updates(
+    layout: Layout, updates: list[Update], gradients: Sequence[jax.Array | Rows | None]
+) -> list[Update]:
     """Return the update of each parameter; None for one without a gradient."""
     pairs = zip(layout.split(updates), gradients, strict=True)
     return [None if gradient is None else update for update, gradient in pairs]
 
 
-def _to_dense(gradient: Gradient, parameter: jax.Array) -> Any:
+def _to_dense(gradient: jax.Array | Rows | None, parameter: jax.Array) -> jax.Array:
     if gradient is None:
         return jnp.zeros_like(parameter)
     return gradient.to_dense(parameter) if isinstance(gradient, Rows) else gradient
 
 
-def _mask(gradient: Gradient, parameter: jax.Array) -> jax.Array:
+def _mask(gradient: jax.Array | Rows | None, parameter: jax.Array) -> jax.Array:
     """True where a parameter has a gradient."""
     if isinstance(gradient, Rows):
         named = jnp.zeros(parameter.shape, bool)

@@ -3,21 +3,22 @@
 import functools
 import math
 import operator
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 from ftrain.averages import update_averages
-from ftrain.gradients.conditional_update import check_transform, update_if
+from ftrain.gradients.guard import check_transform, update_if
 from ftrain.gradients.rows import is_rows
 from ftrain.gradients.rows_fallback import RowsNotSupportedError
-from ftrain.hyperparameters import check_fraction
+from ftrain.hyperparameters import check_count, check_fraction
 from ftrain.optimizers.checks import leaves_of_gradients
 from ftrain.optimizers.rule import apply_updates
-from ftrain.tree import Tree, leaves_with_names, nodes_of
+from ftrain.tree import Tree, leaves_with_names, nodes_of, wide_dtype
 
 
 class Arrivals(NamedTuple):
@@ -79,12 +80,12 @@ def sync_replicas(
       averages_ramp: use a smaller decay for the first updates, as with `num_updates` there.
     """
     check_transform(optimizer)
-    needed = _check_replicas("replicas_to_aggregate", replicas_to_aggregate)
-    total = (
-        needed
-        if total_num_replicas is None
-        else _check_replicas("total_num_replicas", total_num_replicas)
-    )
+    check_count(replicas_to_aggregate=replicas_to_aggregate)
+    needed = operator.index(replicas_to_aggregate)
+    total = needed
+    if total_num_replicas is not None:
+        check_count(total_num_replicas=total_num_replicas)
+        total = operator.index(total_num_replicas)
     if averages is not None:
         check_fraction(averages=averages)
     inner = optax.with_extra_args_support(optimizer)
@@ -95,10 +96,10 @@ def sync_replicas(
             arrivals=Arrivals(*(jnp.zeros((), jnp.int32) for _ in Arrivals._fields)),
             sums=None
             if needed == 1
-            else jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=_wide(leaf)), params),
+            else jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=wide_dtype(leaf)), params),
             averages=None
             if averages is None
-            else jax.tree.map(lambda leaf: jnp.array(leaf, _wide(leaf)), params),
+            else jax.tree.map(lambda leaf: jnp.array(leaf, wide_dtype(leaf)), params),
         )
 
     def update(
@@ -142,7 +143,8 @@ def sync_replicas(
                 means = update_averages(means, apply_updates(params, updates), averages, count)
             return updates, (inner_state, sums, means)
 
-        rounds = optax.GradientTransformationExtraArgs(inner.init, apply)  # pyright: ignore[reportArgumentType] - as below
+        # optax's type is for any state and parameters; these, and those below, are narrower.
+        rounds = optax.GradientTransformationExtraArgs(inner.init, apply)  # pyright: ignore[reportArgumentType]
         kept = (state.inner, sums, state.averages)
         updates, (inner_state, sums, means) = update_if(
             is_enough, rounds, gradients, kept, params, **extra
@@ -150,12 +152,12 @@ def sync_replicas(
         after = Arrivals(
             waiting=jnp.where(is_enough, 0, arrived),
             aggregated=jnp.where(is_enough, arrived, before.aggregated),
-            updates=before.updates + is_enough,
+            updates=before.updates + is_enough.astype(jnp.int32),
             dropped=before.dropped + offered - counted,
         )
         return updates, SyncReplicasState(inner_state, after, sums, means)
 
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType] - params are narrower
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def arrivals(opt_state: Tree) -> Arrivals | None:
@@ -205,6 +207,7 @@ def _mean(sums: Tree, gradients: Tree, counted: jax.Array, waiting: jax.Array) -
 
 
 def _arrays(gradients: Tree, sums: Tree) -> list[jax.Array | None]:
+    """Return the gradients as arrays; raise RowsSumError for `Rows`."""
     given = leaves_of_gradients(gradients, sums)
     for (name, _), gradient in zip(leaves_with_names(sums), given, strict=True):
         if is_rows(gradient):
@@ -215,12 +218,8 @@ def _arrays(gradients: Tree, sums: Tree) -> list[jax.Array | None]:
     return [None if gradient is None else jnp.asarray(gradient) for gradient in given]
 
 
-def _wide(leaf: Any) -> Any:
-    return jnp.promote_types(jnp.result_type(leaf), jnp.float32)
-
-
-def _contributions(value: Any, most: int) -> jax.Array:
-    """A number of replicas; one known only to the device is rounded to an integer >= 0."""
+def _contributions(value: ArrayLike, most: int) -> jax.Array:
+    """Check a number of replicas; round one known only to the device to an integer >= 0."""
     if not _is_count(value, most):
         raise ValueError(
             f"contributions must be a whole number of replicas from 0 to {most}, got {value}"
@@ -229,7 +228,7 @@ def _contributions(value: Any, most: int) -> jax.Array:
     return jnp.where(count > 0, jnp.round(count), 0).astype(jnp.int32)  # NaN is not > 0
 
 
-def _step(value: Any) -> jax.Array:
+def _step(value: ArrayLike) -> jax.Array:
     if not _is_count(value):
         raise ValueError(
             f"local_step must be a whole number of updates, or None for the newest, got {value}"
@@ -237,42 +236,32 @@ def _step(value: Any) -> jax.Array:
     return _scalar("local_step", value)
 
 
-def _is_count(value: Any, most: float = math.inf) -> bool:
+def _is_count(value: ArrayLike, most: float = math.inf) -> bool:
     """True for a count, and for any array: it may have no value yet, and reading it would block."""
     return not isinstance(value, (int, float, np.number)) or (
         0 <= float(value) <= most and float(value).is_integer()
     )
 
 
-def _scalar(name: str, value: Any) -> jax.Array:
+def _scalar(name: str, value: ArrayLike) -> jax.Array:
     if jnp.shape(value) != ():
         raise ValueError(f"{name} must be one number, got an array of shape {jnp.shape(value)}")
     number = jnp.asarray(value)
-    return number.astype(jnp.promote_types(number.dtype, jnp.int32))  # a boolean becomes 0 or 1
+    return number.astype(jnp.int32) if number.dtype == bool else number
 
 
-def _check_replicas(name: str, value: SupportsIndex) -> int:
-    try:
-        count = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r:.60}")
-    return count
-
-
-def _check_call(state: Any, params: Tree | None, has_sums: bool, has_averages: bool) -> None:
+def _check_call(state: object, params: Tree | None, has_sums: bool, has_averages: bool) -> None:
     if not isinstance(state, SyncReplicasState):
         raise ValueError(
             f"the state is not one of sync_replicas, but {type(state).__name__}: "
-            "init(params) makes a new one"
+            "init(params) makes a new state"
         )
     if (state.sums is not None, state.averages is not None) != (has_sums, has_averages):
         raise ValueError(
             "the state was made by sync_replicas with other arguments: it keeps "
             f"{'sums' if state.sums is not None else 'no sums'} of gradients and "
             f"{'averages' if state.averages is not None else 'no averages'}; "
-            "init(params) makes a new one"
+            "init(params) makes a new state"
         )
     if has_averages and params is None:
         raise ValueError("averages need the parameters: call update(gradients, state, params)")

@@ -15,13 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ftrain.cluster.mesh import BATCH_AXES, MODEL
 from ftrain.data.shapes import check_integers
 from ftrain.gradients.clipping import shard_global_norm
-from ftrain.gradients.replicas import Axis
+from ftrain.gradients.means import Axis
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import Metrics
 from ftrain.training.pieces import Piece
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
-from ftrain.tree import Tree, named_leaves
+from ftrain.tree import Tree, named_leaves, wide_dtype
 
 M = TypeVar("M")
 S = TypeVar("S")
@@ -260,7 +260,7 @@ def _pack(step: Step) -> Callable[[TrainState, Batch], tuple[TrainState, _Packed
                 raise ValueError(
                     f"metric {name} must be a scalar, got shape {jnp.shape(value)}; take its mean"
                 )
-        dtype = jnp.result_type(jnp.float32, *metrics.values())
+        dtype = wide_dtype(jnp.float32, *metrics.values())
         values = [jnp.asarray(value, dtype) for value in metrics.values()]
         return state, _Packed(tuple(metrics), jnp.stack(values) if values else jnp.zeros(0))
 

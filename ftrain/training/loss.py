@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from ftrain.gradients import loss_scale, map_values, value_and_grad
 from ftrain.gradients.accumulation import Differentiated, average
+from ftrain.gradients.means import WeightedMean, is_weighted
 from ftrain.training.state import TrainState
-from ftrain.tree import Tree
-from ftrain.weighted_mean import WeightedMean, is_weighted
+from ftrain.tree import Tree, wide_dtype, widen
 
 Batch = Any  # a pytree of arrays with a leading axis of examples, most often a dict
 Metrics = dict[str, jax.Array]
@@ -79,14 +79,14 @@ def differentiate(
 def _scale(loss: Any, scale: jax.Array | None) -> Any:
     if scale is None:
         return loss
-    return WeightedMean(loss.total * scale, loss.weight) if is_weighted(loss) else loss * scale
+    if is_weighted(loss):
+        return WeightedMean(widen(loss.total) * scale, loss.weight)
+    return widen(loss) * scale
 
 
 def _unscale(gradients: Tree, scale: jax.Array) -> Tree:
     """Divide in float32: in half precision small gradients would become zero."""
-    return map_values(
-        lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) / scale, gradients
-    )
+    return map_values(lambda leaf: widen(leaf) / scale.astype(wide_dtype(leaf)), gradients)
 
 
 def _check_result(loss: Any, metrics: Any) -> None:

@@ -1,18 +1,21 @@
 """Replay: take an earlier step again, and find where a value stopped being finite."""
 
+import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core.primitives import jit_p
 
 from ftrain.data import Pipeline
+from ftrain.jaxpr import apply_equation, interpret
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.loss import Batch
 from ftrain.training.metrics import NAN_IF_UNKNOWN
@@ -205,43 +208,28 @@ def find_nan_origin(step: Step, state: TrainState, batch: Batch) -> list[str]:
     Each description names the source line. An infinity may be intended, as in a mask. A loop or a
     branch counts as one operation. Slow: every operation is computed by itself.
     """
-    closed: ClosedJaxpr = jax.make_jaxpr(step)(state, batch)
     found: dict[str, str] = {}
-    for equation, inputs, outputs in _operations(
-        closed.jaxpr, closed.consts, jax.tree.leaves((state, batch))
-    ):
+
+    def evaluate(equation: JaxprEqn, inputs: list[Any]) -> list[Any]:
+        if equation.primitive is jit_p:
+            called: ClosedJaxpr = equation.params["jaxpr"]
+            return interpret(called.jaxpr, called.consts, inputs, evaluate)
+        outputs = apply_equation(equation, inputs)
         for what, test in (("infinity", jnp.isinf), ("NaN", jnp.isnan)):
             if what not in found and _any(test, outputs) and not _any(test, inputs):
                 found[what] = _describe(equation, what, inputs)
         if "NaN" in found:
-            break
+            raise _NanFound
+        return outputs
+
+    traced: ClosedJaxpr = jax.make_jaxpr(step)(state, batch)
+    with contextlib.suppress(_NanFound):
+        interpret(traced.jaxpr, traced.consts, jax.tree.leaves((state, batch)), evaluate)
     return list(found.values())
 
 
-def _operations(
-    jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any]
-) -> Iterator[tuple[JaxprEqn, list[Any], list[Any]]]:
-    """Compute the operations in order, each with its inputs and outputs; return the results."""
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    known |= dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, Literal) else known[variable]
-
-    for equation in jaxpr.eqns:
-        given = [read(variable) for variable in equation.invars]
-        inner = equation.params.get("jaxpr")
-        if equation.primitive.name in ("jit", "pjit") and isinstance(inner, ClosedJaxpr):
-            made = yield from _operations(inner.jaxpr, inner.consts, given)
-        else:
-            variables = [each for each in equation.invars if not isinstance(each, Literal)]
-            alone = jaxpr.replace(
-                constvars=[], invars=variables, outvars=equation.outvars, eqns=[equation]
-            )
-            made = jaxpr_as_fun(ClosedJaxpr(alone, []))(*map(read, variables))
-            yield equation, given, made
-        known |= dict(zip(equation.outvars, made, strict=True))
-    return [read(variable) for variable in jaxpr.outvars]
+class _NanFound(Exception):  # noqa: N818 - ends the search
+    """The origin of a NaN is known: the remaining operations need not be computed."""
 
 
 def _any(test: Any, values: Sequence[Any]) -> bool:

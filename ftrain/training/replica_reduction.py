@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from ftrain.gradients.accumulation import Differentiated
-from ftrain.gradients.replicas import Axis, mean_over_replicas, replicas_of
+from ftrain.gradients.means import Axis, WeightedMean, mean_over_replicas, replicas_of
 from ftrain.training.loss import Batch
 from ftrain.tree import Tree
-from ftrain.weighted_mean import WeightedMean
 
 # An entry of a batch: a weight for each example, all 0 if the replica does not contribute.
 CONTRIBUTES = "ftrain.contributes"

@@ -15,8 +15,8 @@ from ftrain.gradients import (
     skipped_updates,
     update_with_rows,
 )
-from ftrain.gradients.conditional_update import check_transform
-from ftrain.gradients.replicas import Axis
+from ftrain.gradients.guard import check_transform
+from ftrain.gradients.means import Axis, value_of
 from ftrain.hyperparameters import check_count, check_fraction
 from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
 from ftrain.optimizers.checks import check_parameters
@@ -32,7 +32,6 @@ from ftrain.training.loss import (
 from ftrain.training.replica_reduction import make_reduction
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
-from ftrain.weighted_mean import value_of
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 

@@ -151,7 +151,7 @@ def test_the_first_that_is_there_decides():
             r"FTRAIN_CLUSTER: job 'worker' has the tasks \[1, 5\]",
         ),
         (described({"worker": ["\ud800:1"]}), r"FTRAIN_CLUSTER: \"cluster\": "),
-        ("@", r"FTRAIN_CLUSTER: an empty text is no path; expected a directory or a file"),
+        ("@", r"FTRAIN_CLUSTER: an empty string is not a path; expected a file or a directory"),
         (
             "@/nowhere/at/all.toml",
             r"FTRAIN_CLUSTER: /nowhere/at/all\.toml: cannot be read: No such file",

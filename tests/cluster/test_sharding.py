@@ -380,6 +380,7 @@ def test_a_quarter_of_a_transformers_state_is_on_each_of_four_devices(optimizer)
     assert sharding.undivided(state, mesh.shape) == []
 
 
+@pytest.mark.standard_promotion  # optax.adam
 @pytest.mark.parametrize(
     ("optimizer", "sizes", "sharding"),
     [

@@ -109,6 +109,7 @@ def test_a_job_is_built_with_what_the_config_says(config):
     assert jax.tree.structure(state) == jax.tree.structure(job.abstract_state())
 
 
+@pytest.mark.standard_promotion  # optax.adam
 @pytest.mark.parametrize(
     ("overrides", "rate"),
     [

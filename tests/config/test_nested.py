@@ -75,6 +75,7 @@ NESTED = [
 ]
 
 
+@pytest.mark.standard_promotion  # optax.MultiSteps
 @pytest.mark.parametrize("table", NESTED, ids=lambda table: table[7:28])
 def test_an_optimizer_inside_of_another_is_built(config, table):
     planned = plan(load(config, [f"optimizer={table}"]))

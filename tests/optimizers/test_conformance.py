@@ -78,6 +78,7 @@ def test_arguments_of_other_transforms_are_ignored(make):
     jax.tree.map(np.testing.assert_array_equal, plain, extra)
 
 
+@pytest.mark.standard_promotion  # the schedule divides by an integer
 def test_a_schedule_is_followed_and_shown(make):
     _, state = run(make(lambda count: 0.5 / (count + 1)), PARAMS, steps=4)
     assert float(state.learning_rate) == pytest.approx(0.5 / 4)
@@ -128,6 +129,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.standard_promotion  # optax.MultiSteps
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_optax_wrappers_change_nothing(make, wrapper):
     wrapped, state = run(WRAPPERS[wrapper](make), PARAMS)
@@ -167,6 +169,7 @@ def test_vmap_trains_several_at_once(make):
             assert_close(get_slot(states, "a", slot)[n], get_slot(state, "a", slot))
 
 
+@pytest.mark.standard_promotion  # the test's gradients multiply by a step
 def test_scan_gives_what_a_loop_gives(make):
     transform = make(0.1)
 
@@ -294,6 +297,7 @@ def test_gradients_that_do_not_fit_are_named(make, gradients, message):
         transform.update(gradients, transform.init(PARAMS), PARAMS)
 
 
+@pytest.mark.standard_promotion  # the test scales indices
 def test_rows_whose_indices_were_taken_for_numbers_are_named(make):
     transform = make(0.1)
     broken = jax.tree.map(lambda leaf: leaf * 0.5, {"a": Rows(jnp.array([0]), jnp.ones((1, 2)))})

@@ -37,6 +37,7 @@ FREEZING = {
 }
 
 
+@pytest.mark.standard_promotion  # optax
 @pytest.mark.parametrize("name", FREEZING)
 def test_frozen_leaves_are_found(name):
     optimizer = FREEZING[name]()
@@ -101,7 +102,7 @@ def test_frozen_tables_count_for_nothing():
 
     optimizer = partly(optimizers.gradient_descent(1.0))
     state = TrainState.create(params, optimizer)
-    with pytest.warns(UserWarning, match="does not know Rows"):
+    with pytest.warns(UserWarning, match="does not support Rows"):
         after, metrics = jax.jit(make_step(loss, optimizer))(state, {"ids": np.array([1, 4, 1])})
     assert float(metrics["gradient_norm"]) == pytest.approx(np.sqrt(2))
     np.testing.assert_array_equal(after.params["frozen"], params["frozen"])

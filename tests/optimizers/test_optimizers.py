@@ -182,7 +182,7 @@ def test_slots_are_listed_and_read_by_name_in_a_chain():
     np.testing.assert_array_equal(
         optimizers.get_slot(state, "b/c", "m"), state[1].slots["m"]["b"]["c"]
     )
-    with pytest.raises(KeyError, match="there is no slot n; there are m, v"):
+    with pytest.raises(KeyError, match="there is no slot n; the slots are: m, v"):
         optimizers.get_slot(state, "a", "n")
     with pytest.raises(KeyError, match="no parameter z has a slot m; these have: a, b/c"):
         optimizers.get_slot(state, "z", "m")

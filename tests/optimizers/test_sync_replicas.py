@@ -56,6 +56,7 @@ def run(transform, params, sequence, **extra):
     return params, state
 
 
+@pytest.mark.standard_promotion  # optax
 @pytest.mark.optimized
 @pytest.mark.parametrize("needed", [3, pytest.param(1, marks=pytest.mark.campaign)])
 def test_what_arrives_at_once_reaches_the_optimizer_bit_for_bit(inner, needed):
@@ -86,6 +87,7 @@ def test_the_sign_of_zero_survives_a_round():
     assert_same(updates, minus)
 
 
+@pytest.mark.standard_promotion  # optax
 def test_every_second_arrival_is_an_update_of_any_optimizer(inner):
     halves = [gradients_of(step, NESTED) for step in range(6)]
     pairs = zip(halves[::2], halves[1::2], strict=True)
@@ -109,6 +111,7 @@ def test_the_optimizer_is_not_run_while_gradients_wait():
     assert len(ran) == 2
 
 
+@pytest.mark.standard_promotion  # the test's gradients multiply by a step
 def test_it_compiles_once_and_scan_gives_what_a_loop_gives():
     transform = sync_replicas(optimizers.adam(0.1), 3, 5, averages=0.9)
     update = jax.jit(transform.update)
@@ -346,7 +349,7 @@ def test_rows_are_not_summed_but_may_be_made_whole():
     )
     step = make_step(looked_up, transform)
     with pytest.warns(
-        UserWarning, match="does not know Rows, so the gradients of tables are made whole"
+        UserWarning, match="does not support Rows, so the gradients of tables are made dense"
     ):
         step(TrainState.create(TABLES, transform), {"ids": jnp.array([1, 3])})
 
@@ -414,7 +417,7 @@ def test_what_does_not_fit_is_named():
     state = transform.init(PARAMS)
     with pytest.raises(
         ValueError,
-        match=r"not one of sync_replicas, but EmptyState: init\(params\) makes a new one",
+        match=r"not one of sync_replicas, but EmptyState: init\(params\) makes a new state",
     ):
         transform.update(PARAMS, IDENTITY.init(PARAMS), PARAMS)
     with pytest.raises(

@@ -131,6 +131,7 @@ def test_integers_that_jax_would_cut_off_are_refused(ids, told, fuse):
         )
 
 
+@pytest.mark.standard_promotion  # the loss multiplies parameters by integers
 @pytest.mark.parametrize(
     "ids", [np.array([-(2**31), 2**31 - 1]), np.array([0, 2**32 - 1], np.uint64)]
 )

@@ -247,6 +247,7 @@ def test_no_batch_is_lost_before_the_data_fail(pipeline, fuse, error):
         assert told[-1] >= 67 - 8  # calls in flight are not told of any more
 
 
+@pytest.mark.standard_promotion  # the loss adds integers
 def test_batches_of_a_form_that_was_not_tried_are_not_fused():
     rng = np.random.default_rng(0)
 

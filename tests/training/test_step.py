@@ -116,6 +116,7 @@ def test_a_pattern_that_matches_no_parameter_is_refused(pattern, message):
         TrainState.create(init_params(), SGD, averages=["w", pattern])
 
 
+@pytest.mark.standard_promotion  # optax.adam
 def test_plain_optax_shows_the_rate_it_is_told():
     optimizer = optax.adamw(0.5)
     state = TrainState.create(init_params(), optimizer)

@@ -83,6 +83,7 @@ SAME_AS_DENSE = {
 }
 
 
+@pytest.mark.standard_promotion  # optax.adam
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -99,6 +100,7 @@ def test_rows_give_what_whole_tables_give(name, options):
     assert_close(metrics, expected_metrics)
 
 
+@pytest.mark.standard_promotion  # optax.adam
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -112,7 +114,7 @@ def test_rows_give_what_whole_tables_give(name, options):
     ids=["adam", "clip first", "scale last", "apply_if_finite", "MultiSteps", "guard"],
 )
 def test_transforms_that_do_not_know_rows_get_whole_tables_and_say_so(optimizer):
-    with pytest.warns(UserWarning, match="does not know Rows"):
+    with pytest.warns(UserWarning, match="does not support Rows"):
         state, _ = run(loss_fn, optimizer)
     expected, _ = run(dense_loss_fn, optimizer)
     assert_close(state.params, expected.params)

@@ -128,7 +128,7 @@ def test_an_optimizer_that_searches_along_the_loss_gets_its_value():
     )
     batch = make_batch()
     state = TrainState.create(make_params(), optimizer)
-    with pytest.warns(UserWarning, match="does not know Rows"):
+    with pytest.warns(UserWarning, match="does not support Rows"):
         after, metrics = jax.jit(make_step(weighted_loss, optimizer))(state, batch)
     assert float(exact(after.params, batch)[0]) < float(metrics["loss"])
 
