@@ -92,8 +92,8 @@ def explain_bind_error(address: Address, error: OSError) -> str:
     # Python 3.13 and later raise an error without a number if no address is one of this host.
     if error.errno == errno.EADDRNOTAVAIL or not any(map(_is_own, found)):
         return (
-            f"{address.host} resolves to {', '.join(found) or 'nothing'}, which is not an address of this host, "
-            f"{socket.gethostname()}; start process 0 on the host that the cluster spec names for "
+            f"{address.host} resolves to {', '.join(found) or 'nothing'}, which is not an address of "
+            f"this host, {socket.gethostname()}; start process 0 on the host that the cluster spec names for "
             "it, or change the spec"
         )
     return f"{error.strerror or error}; is another job running there? choose another port"
@@ -145,17 +145,6 @@ def _is_own(ip: str) -> bool:
             probe.bind((ip, 0))
     except OSError:
         return False
-    return True
-
-
-def _is_own(address: str) -> bool:
-    """Whether a process of this host can listen at an address."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        try:
-            listener.bind((address, 0))
-        except OSError:
-            return False
     return True
 
 

@@ -1,10 +1,9 @@
 """The hooks that come with ftrain: stopping, logging, saving, summaries, evaluation, profiling."""
 
-from ftrain.hooks.callback import Callback, FeedBatch, FinalOps
+from ftrain.hooks.callback import Callback, Evaluator, FeedBatch, FinalOps
 from ftrain.hooks.checkpoint import CheckpointSaver, SaveListener, WaitForStep
 from ftrain.hooks.console import LogFile, Logging, ProgressBar
 from ftrain.hooks.diagnostics import CrashBundle, DataFingerprint, DigestLog
-from ftrain.hooks.evaluating import Evaluator
 from ftrain.hooks.faults import Faults
 from ftrain.hooks.profiling import Profiler
 from ftrain.hooks.stopping import NotFiniteError, StopAtStep, StopOnNaN, StopWhen

@@ -1,10 +1,13 @@
-"""Hooks that call a function of the user."""
+"""Hooks that call a function of the user: at chosen steps, for each batch, at the end, to evaluate."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ftrain.averages import averaged
 from ftrain.training import Hook, Report, TrainState, Trigger, every
+from ftrain.training.hook import Value
 from ftrain.training.loss import Batch
+from ftrain.tree import Tree
 
 
 class Callback(Hook):
@@ -64,3 +67,57 @@ def _checked(function: Any) -> Any:
     if not callable(function):
         raise TypeError(f"function must be callable, got {function!r}")
     return function
+
+
+class Evaluator(Hook):
+    """Publish what `evaluate(params)` returns, as `eval/...`, at chosen steps and at the end.
+
+    An interrupted run is not evaluated at its end. The checkpoint has the step that was evaluated
+    last, so a restarted run with no steps left is evaluated if its last step was not.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[Tree], Mapping[str, Value]],
+        *,
+        when: Trigger = every(steps=1000),
+        use_averages: bool = False,
+    ):
+        self.evaluate = evaluate
+        self.when = when
+        self.use_averages = use_averages
+        self._evaluated: int | None = None  # the step of the newest evaluation
+
+    def begin(self, report: Report) -> None:
+        if self.use_averages and report.state.averages is None:
+            raise ValueError(
+                "use_averages needs averages: give the step a decay for them, averages=0.999"
+            )
+        self._evaluated = report.step
+
+    def state(self) -> dict[str, int | None]:
+        return {"evaluated": self._evaluated}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._evaluated = state["evaluated"]
+
+    def measure(self, state: TrainState) -> dict[str, Value]:
+        """Evaluate a state; return the values under the names they are published by."""
+        params = state.params
+        if self.use_averages:
+            params = averaged(state.averages, state.params)
+        measured = self.evaluate(params)
+        if not isinstance(measured, Mapping):
+            raise TypeError(
+                f"evaluate must return a dict of numbers and texts, got {measured!r:.60}"
+            )
+        return {f"eval/{name}": value for name, value in measured.items()}
+
+    def after_step(self, report: Report) -> None:
+        report.publish(self.measure(report.state))
+        self._evaluated = report.step
+
+    def end(self, report: Report) -> None:
+        if self._evaluated != report.step and not report.interrupted:
+            report.save()  # a process that is killed during a long evaluation loses no steps
+            self.after_step(report)

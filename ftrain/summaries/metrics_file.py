@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from ftrain.paths import local_path
 from ftrain.storage import replacing
-from ftrain.summaries.values import plain_step, plain_value
+from ftrain.summaries.writer import plain_step, plain_value
 
 MAX_LINE_BYTES = 1 << 26  # 64 MiB
 BAD_SUFFIX = ".bad"  # of the file beside it that gets the unreadable lines

@@ -1,14 +1,17 @@
-"""Event files: scalars and texts that TensorBoard shows."""
+"""Summaries: numbers and texts, written to event files for TensorBoard."""
 
 # The generated protos have no stubs.
 # pyright: reportAttributeAccessIssue=false
 
+import operator
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, SupportsIndex
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -18,7 +21,53 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from ftrain.formats import DamagedRecordError, frame_record, read_records
 from ftrain.formats.records.encoding import FRAME, MAX_RECORD_BYTES, detect_compression
 from ftrain.paths import local_path
-from ftrain.summaries.values import plain_step, plain_value
+
+EXPECTED = "expected a number, an array of shape () or a text"
+
+
+def plain_value(name: str, value: Any) -> bool | int | float | str:
+    """Convert a value to a Python number or text; TypeError if it is neither."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a value must be a text, got {name!r:.60}")
+    if isinstance(value, str) and not isinstance(value, np.generic):
+        return value
+    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+        return _check_size(name, value)
+    shape = getattr(value, "shape", None)
+    dtype = getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        raise TypeError(f"{name} is {value!r:.60}, a {type(value).__name__}; {EXPECTED}")
+    try:
+        item = np.asarray(value).item() if shape == () else None
+    except Exception as error:  # a traced value, an array that was donated
+        reason = str(error).partition("\n")[0]
+        raise TypeError(
+            f"{name} is an array of {dtype} that cannot be read: {reason}; {EXPECTED}"
+        ) from error
+    if shape != () or not isinstance(item, (bool, int, float, str)):
+        advice = "; write its mean, or its entries under names of their own" if shape != () else ""
+        raise TypeError(
+            f"{name} is an array of shape {tuple(shape)} and dtype {dtype}; {EXPECTED}{advice}"
+        )
+    return item
+
+
+def plain_step(step: SupportsIndex) -> int:
+    """Convert a step, such as an array of shape (), to an integer."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(f"a step must be a whole number, got {step!r:.60}") from None
+
+
+def _check_size(name: str, value: float) -> float:
+    try:
+        float(value)
+    except OverflowError:
+        raise TypeError(
+            f"{name} is a whole number of {int(value).bit_length()} bits, too large for a float"
+        ) from None
+    return value
 
 
 class SummaryWriter:

@@ -9,9 +9,9 @@ from ftrain.training.metrics import Metrics, UnknownMetricError
 from ftrain.training.record import RunMismatchError
 from ftrain.training.recovery import NotReadyError, Scaffold
 from ftrain.training.replay import ReplayError, locate
-from ftrain.training.signals import stop_on_signals
 from ftrain.training.state import TrainState
 from ftrain.training.step import make_step
+from ftrain.training.stopping import stop_on_signals
 from ftrain.training.trigger import Trigger, at, every, first, never, timer
 
 __all__ = [

@@ -14,10 +14,9 @@ import numpy as np
 
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.hook_dispatch import IN_FLIGHT, HookDispatch, Position
-from ftrain.training.metrics import Metrics
+from ftrain.training.metrics import Metrics, Timing
 from ftrain.training.pieces import Piece, stack
 from ftrain.training.state import TrainState
-from ftrain.training.timing import Timing
 from ftrain.training.trigger import Trigger
 from ftrain.tree import Tree, count_bytes, named_leaves
 

@@ -13,12 +13,11 @@ from ftrain.coordination import Coordinator, call_all
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.hook import Hook, Listener, Report, StateSaver, Value
 from ftrain.training.loss import Batch
-from ftrain.training.metrics import Metrics
+from ftrain.training.metrics import Metrics, Timing, clock
 from ftrain.training.pieces import Piece
 from ftrain.training.replay import PastStep, Replayer
 from ftrain.training.state import TrainState
 from ftrain.training.stopping import Stopping
-from ftrain.training.timing import Timing, clock
 from ftrain.training.trigger import HookSchedule
 
 # Calls dispatched but not finished. Without a bound, virtual devices deadlock and memory grows.

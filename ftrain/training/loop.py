@@ -17,16 +17,14 @@ from ftrain.training.feed import FINISHED, Feed
 from ftrain.training.fusion import Fuser
 from ftrain.training.hook import Hook, Report, StateSaver, check_hooks
 from ftrain.training.hook_dispatch import Call, HookDispatch, HookMemory, Position
-from ftrain.training.metrics import Metrics
+from ftrain.training.metrics import Metrics, Timing, clock
 from ftrain.training.options import LoopOptions, check_options
 from ftrain.training.recovery import Recoveries, Scaffold, StartPoint
 from ftrain.training.replay import Replayer
 from ftrain.training.reporting import with_progress
-from ftrain.training.signals import InterruptShield
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
-from ftrain.training.stopping import DATA_ENDED, Stopping
-from ftrain.training.timing import Timing, clock
+from ftrain.training.stopping import DATA_ENDED, InterruptShield, Stopping
 from ftrain.training.trigger import HookSchedule
 
 

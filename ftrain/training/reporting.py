@@ -7,9 +7,8 @@ from ftrain.launching.protocol import Done, Failed, Progress, Stopped
 from ftrain.launching.reporter import Reporter, reporter_of_this_process
 from ftrain.training.hook import Hook, Report
 from ftrain.training.hook_dispatch import Position
-from ftrain.training.metrics import Metrics
+from ftrain.training.metrics import Metrics, Timing
 from ftrain.training.replay import PastStep
-from ftrain.training.timing import Timing
 
 _EVERY = 0.2  # seconds between two looks at the loss
 
