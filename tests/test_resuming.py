@@ -78,7 +78,7 @@ CHANGES = {
 @pytest.mark.parametrize("steps", [4, 6], ids=["nothing left", "steps left"])
 def test_a_call_with_something_else_is_refused_and_says_what(train, change, told, steps):
     before = train()
-    with pytest.raises(RunMismatchError, match=rf"trained otherwise: {told}\n{WAY_OUT}"):
+    with pytest.raises(RunMismatchError, match=rf"has a different run: {told}\n{WAY_OUT}"):
         train(**change, steps=steps)
     np.testing.assert_array_equal(train().params["w"], before.params["w"])  # nothing was changed
 

@@ -194,7 +194,7 @@ def test_a_missing_base_is_two_lines_that_name_both_files(extend, tmp_path):
         ("extends = 3", "extends: should be the path of a config, got 3"),
         ('extends = ["a.toml"]', "extends: should be the path of a config, got ['a.toml']"),
         ('extends = "a\\nb"', "extends: should be the path of a config, got 'a\\nb'"),
-        ('extends = ""', "extends: an empty text is no path"),
+        ('extends = ""', "extends: an empty string is not a path"),
         ('extends = "s3://a/b.toml"', "extends: s3://a/b.toml is a URL"),
         ('extends = "."', "cannot be read: Is a directory"),
         ('extends = "broken.toml"', "broken.toml: is not valid TOML"),

@@ -88,8 +88,16 @@ SAME_AS_DENSE = {
     ("name", "options"),
     [
         *((name, {}) for name in SAME_AS_DENSE),
-        *((name, {"clip_global_norm": 0.1}) for name in ("adagrad", "chain", "loss_scaling")),
-        *((name, {"accumulate": 3}) for name in ("adagrad", "masked", "guard")),
+        ("adagrad", {"clip_global_norm": 0.1}),
+        ("masked", {"accumulate": 3}),
+        *(
+            pytest.param(name, {"clip_global_norm": 0.1}, marks=pytest.mark.campaign)
+            for name in ("chain", "loss_scaling")
+        ),
+        *(
+            pytest.param(name, {"accumulate": 3}, marks=pytest.mark.campaign)
+            for name in ("adagrad", "guard")
+        ),
     ],
     ids=str,
 )
@@ -148,7 +156,7 @@ def linear_loss(params, batch, rng):
     )
 
 
-@pytest.mark.parametrize("loss", [loss_fn, linear_loss])
+@pytest.mark.parametrize("loss", [loss_fn, pytest.param(linear_loss, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -174,7 +182,10 @@ def test_a_table_is_updated_in_place(loss, optimizer, options):
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded by rows"])
-@pytest.mark.parametrize("name", ["adam", "adagrad", "ftrl"])
+@pytest.mark.parametrize(
+    "name",
+    ["adam", *(pytest.param(name, marks=pytest.mark.campaign) for name in ("adagrad", "ftrl"))],
+)
 def test_on_a_mesh_it_is_the_same(sharded, name):
     mesh = make_mesh()
     optimizer = getattr(optimizers, name)(0.1)
