@@ -1,4 +1,4 @@
-"""A run: the loop with a directory, and the hooks that everyone wants."""
+"""A run: the loop with a directory and the default hooks."""
 
 import functools
 import signal

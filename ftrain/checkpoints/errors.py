@@ -25,7 +25,7 @@ class DamagedError(CheckpointError):
 
 
 class LeafMismatchError(CheckpointError):
-    """A checkpoint has other leaves than expected; `differences` has one phrase for each leaf."""
+    """A checkpoint has leaves that differ from the expected ones; `differences` has one phrase for each leaf."""
 
     def __init__(self, path: Path | str, differences: Sequence[str], way_out: str = ""):
         self.path = path

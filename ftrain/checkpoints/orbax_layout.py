@@ -38,7 +38,7 @@ Specs = dict[str, dict[str, Any]]
 
 
 class OrbaxSave(Protocol):
-    """A save of Orbax that is under way."""
+    """An Orbax save in progress."""
 
     def result(self) -> object:
         """Wait until it is written; raises its error if it failed."""

@@ -120,7 +120,7 @@ class CheckpointSaver(StateSaver):
         self.manager.on_warning = report.notice
         if self.read_only:
             report.notice(
-                f"{self.manager.directory} is written by another process; this one saves nothing"
+                f"another process writes {self.manager.directory}; this process saves no checkpoints"
             )
             return
         for step in self._unfinished:
@@ -161,7 +161,8 @@ class CheckpointSaver(StateSaver):
             return
         if self._lock is not None and not is_still_held(self._lock, self._lock_path):
             raise InUseError(
-                f"{self._lock_path} was deleted, and another process saves there now; this run ends"
+                f"the lock {self._lock_path} was deleted, and another process has taken it; this run "
+                "stops: use one directory for each run, and do not delete its lock"
             )
         with self._surviving(report):
             self.manager.wait()

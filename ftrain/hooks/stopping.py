@@ -1,4 +1,4 @@
-"""Hooks that stop a run: at a step, when a metric says so, or when one becomes NaN."""
+"""Hooks that stop a run: at a step, at a value of a metric, or when one becomes NaN."""
 
 import math
 from collections.abc import Mapping, Sequence

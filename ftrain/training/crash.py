@@ -101,7 +101,8 @@ def read_crash(run: str | Path, step: int | None = None) -> Crash:
         raise LookupError(f"{run}: there is no crash to replay; {run / CRASHES} has no bundle")
     if step is not None and step not in there:
         raise LookupError(
-            f"{run}: there is no crash of step {step}; there are {', '.join(map(str, there))}"
+            f"{run}: there is no crash of step {step}; the steps with one are "
+            f"{', '.join(map(str, there))}"
         )
     if step is None:
         step = max(there, key=lambda each: (run / CRASHES / str(each) / _FACTS).stat().st_mtime)

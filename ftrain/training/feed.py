@@ -133,7 +133,7 @@ class Feed:
         self._spare.extendleft(reversed(pieces))
 
     def finish(self, step: int) -> None:
-        """`step` was the last one: tell processes that may be waiting for the data of this one."""
+        """Report that `step` was the last, to processes that wait for the data of this one."""
         if self._consensus is not None and self._agreed <= step:
             self._all_have_data(self._consensus, step + 1, None)
 

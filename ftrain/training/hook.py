@@ -1,4 +1,4 @@
-"""Hooks: code that runs around the steps, and the report of a step that they get."""
+"""Hooks: code that runs before and after steps, and the report that each call receives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -64,7 +64,8 @@ class Report:
         """The state after the step. Only valid during the call: the next step overwrites it."""
         if self._state is None:
             raise RuntimeError(
-                f"the state of step {self.step} is gone: a hook that reads it needs needs_state = True"
+                f"the state of step {self.step} is no longer available; "
+                "set needs_state = True on a hook that reads it"
             )
         return self._state
 
@@ -187,8 +188,8 @@ class Hook:
     loop then waits for the device before the next step. Otherwise the hook is called a few steps
     later, and no time is lost.
 
-    What else a hook wants to know of, such as the metrics of every step or what other hooks
-    publish, it asks for in `begin`, see `Report.listen`. It stops the run with `Report.stop`.
+    A hook subscribes to anything else, such as the metrics of every step or the values that other
+    hooks publish, with `Report.listen` in `begin`. It stops the run with `Report.stop`.
 
     A hook with memory returns it from `state` and gets it back through `restore`. It is stored in
     every checkpoint, so a resumed run continues as if it had not been interrupted.
@@ -202,7 +203,7 @@ class Hook:
     changes_batch: bool = False  # True if `before_step` is to be called; steps are not fused then
     chief_only: bool = False  # True if only the first process has it, because it writes for all
     order: int = 0  # hooks with a lower number are called first; see GUARD to SAVE
-    label: str = ""  # tells hooks of one class apart in a checkpoint; the default is their order
+    label: str = ""  # distinguishes hooks of one class in a checkpoint; else their order
 
     def begin(self, report: Report) -> None:
         """Called before the first step, and again when a run recovers."""

@@ -174,19 +174,19 @@ class Loop:
         self._guarded(lambda: self._take(1))
 
     def advance(self) -> None:
-        """Dispatch the steps up to the next one at which a hook is due, fused if possible."""
+        """Dispatch steps, fused if possible, at most up to the next one at which a hook is due."""
         self._guarded(lambda: self._take(self._schedule.next_step - self.steps_taken))
         if not self._fuser.is_decided and self.stop_reason is None and self._fuser.is_due():
             self._guarded(lambda: self._fuser.explore(self._position, self._hook_calls))
 
     def __enter__(self) -> Self:
         if self._stopping.thread is not None:
-            raise RuntimeError(f"a {type(self).__name__} can be entered once; make another one")
+            raise RuntimeError(f"this {type(self).__name__} was already entered; create a new one")
         self._stopping.thread = threading.get_ident()
         self._shield.install()
         try:
             with self.timing.measure("starting"):
-                self._guarded(self._begin, again=False)
+                self._guarded(self._begin, restart=False)
         except BaseException as error:
             self._close(error)
             raise
@@ -206,22 +206,22 @@ class Loop:
                 self._hook_calls.save_interrupted(error)
             elif error is None:
                 self.coordinator.raise_requested_exception()
-                self._guarded(self._end, again=False)
+                self._guarded(self._end, restart=False)
         except BaseException as failure:
             self._close(failure)
             raise
         self._close(error)
         return error is None
 
-    def _guarded(self, take: Callable[[], None], *, again: bool = True) -> None:
-        """Call `take`. After a transient error restart the run and, with `again`, call it again."""
-        if again:
+    def _guarded(self, take: Callable[[], None], *, restart: bool = True) -> None:
+        """Call `take`; after a transient error call it again, after a restart of the run."""
+        if restart:
             self._stopping.check()
         while True:
             try:
                 return take()
             except FINISHED:
-                if not again:
+                if not restart:
                     raise
                 return self._stopping.end_data(self.steps_taken)
             except Exception as error:
@@ -231,8 +231,8 @@ class Loop:
                         raise cause from None
                 if not self._feed.can_resume or not self._recoveries.allow(error, self.steps_taken):
                     raise
-                if again:
-                    self._guarded(functools.partial(self._begin, after=error), again=False)
+                if restart:
+                    self._guarded(functools.partial(self._begin, after=error), restart=False)
                     if self.stop_reason is not None:
                         return None
 

@@ -87,7 +87,7 @@ class RunRecord:
         return differences
 
     def write(self, state: TrainState, batch: Tree) -> None:
-        """Write the record once the first batch is known; a different older one is renamed."""
+        """Write the record; an existing record that differs is renamed first."""
         now = {
             "made_with": _made_with(),
             "settings": dict(self._ingredients.settings),
@@ -193,7 +193,9 @@ def set_aside(directory: Path) -> Path | None:
 
 
 def encode_shapes(batch: Tree) -> Any:
-    """Encode the structure, shapes and dtypes of a batch for JSON; None if it has other containers.
+    """Encode the structure, shapes and dtypes of a batch for JSON.
+
+    Returns None unless the batch consists of dicts with string keys, lists, tuples and arrays.
 
     >>> encode_shapes({"x": jnp.zeros((8, 2))})
     {'x': 'float32[8,2]'}

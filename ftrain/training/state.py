@@ -83,7 +83,7 @@ def place(
     mesh: Mesh | None = None,
     sharding: Sharding | None = None,
 ) -> TrainState:
-    """Put a state on the devices of the mesh: replicated, or sharded as `sharding` says."""
+    """Put a state on the devices of the mesh: replicated, or sharded by `sharding`."""
     state = initial() if callable(initial) else initial
     if not isinstance(state, TrainState):
         raise TypeError(

@@ -32,7 +32,7 @@ class Stopping:
         self._consensus = consensus
 
     def ask(self, reason: str, *, interrupted: bool = False) -> None:
-        """Request a stop; `interrupted` if it should be soon."""
+        """Request a stop; with `interrupted`, as soon as possible."""
         if self._consensus is not None:
             return self._consensus.ask_to_stop(reason, interrupted=interrupted)
         self.interrupted = self.interrupted or interrupted

@@ -58,7 +58,7 @@ def test_another_crash_is_named(tmp_path):
     exploding_run(tmp_path)
     answer = run("replay", tmp_path / "run", "--step", "3")
     assert answer.returncode == 2
-    assert "there is no crash of step 3; there are 8" in answer.stderr
+    assert "there is no crash of step 3; the steps with one are 8" in answer.stderr
 
 
 def test_a_run_is_followed_to_its_last_step(tmp_path):

@@ -215,7 +215,7 @@ def test_a_hook_that_fails_leaves_no_bundle(pipeline, tmp_path):
 def test_a_crash_that_was_not_is_named(pipeline, tmp_path):
     with pytest.raises(NotFiniteError):
         train(small(pipeline), [StopOnNaN(), CrashBundle(tmp_path)])
-    with pytest.raises(LookupError, match="there is no crash of step 7; there are 23"):
+    with pytest.raises(LookupError, match="there is no crash of step 7; the steps with one are 23"):
         read_crash(tmp_path, 7)
 
 

@@ -150,7 +150,7 @@ def test_a_state_that_is_gone_says_what_to_do(pipeline):
 
     with pytest.raises(
         RuntimeError,
-        match="the state of step 3 is gone: a hook that reads it needs needs_state = True",
+        match="the state of step 3 is no longer available; set needs_state = True",
     ):
         drive([Careless(), StopAtStep(20)], pipeline)
 
@@ -376,7 +376,7 @@ def test_a_step_after_a_hook_has_stopped_the_run_is_refused(pipeline):
 def test_a_loop_is_entered_once(pipeline):
     loop = drive([StopAtStep(2)], pipeline)
     with (
-        pytest.raises(RuntimeError, match="a Loop can be entered once; make another one"),
+        pytest.raises(RuntimeError, match="this Loop was already entered; create a new one"),
         loop,
     ):
         pass
