@@ -189,7 +189,7 @@ def _rms_norm(hidden: jax.Array, scale: jax.Array) -> jax.Array:
 def _rotation_angles(length: int, head_width: int) -> jax.Array:
     """Return the angles (length, head_width / 2) that rotary embedding turns feature pairs by."""
     frequencies = 10_000.0 ** -(jnp.arange(0, head_width, 2) / head_width)
-    return jnp.arange(length)[:, None] * frequencies
+    return jnp.arange(length, dtype=frequencies.dtype)[:, None] * frequencies
 
 
 def _rotate(features: jax.Array, angles: jax.Array) -> jax.Array:

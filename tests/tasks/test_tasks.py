@@ -71,7 +71,6 @@ def test_source_lm_learns_and_writes():
     )
 
 
-@pytest.mark.standard_promotion  # integer positions times frequencies
 def test_the_transformer_sees_no_future():
     params = init_transformer(jax.random.key(0), vocabulary=256, width=32, layers=2)
     tokens = jnp.arange(24).reshape(2, 12)
