@@ -211,8 +211,13 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     """Return False for log records of errors that Orbax also raises: one report is enough."""
     if "_SignalingThread.run() raised" in record.getMessage():
         return False
-    # asyncio logs the errors of tasks that are not awaited.
-    trace = record.exc_info[2] if record.name == "asyncio" and record.exc_info else None
+    if record.name != "asyncio" or not record.exc_info:
+        return True
+    # asyncio logs the errors of tasks and futures that are not awaited. Those of TensorStore's
+    # futures have no trace.
+    _, error, trace = record.exc_info
+    if trace is None and isinstance(error, ValueError) and "OCDBT database" in str(error):
+        return False
     return not any(
         "orbax" in Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(trace)
     )

@@ -1,5 +1,6 @@
 """Processes that are killed inside of saves, full disks, and directories that cannot be written to or are gone."""
 
+import logging
 import random
 import shutil
 import subprocess
@@ -170,6 +171,16 @@ def test_a_run_on_a_full_disk_ends_or_goes_on_as_its_config_says(small_disk, on_
     steps = CheckpointManager(small_disk / "run" / "checkpoints").steps()
     assert steps[:2] == [20, 40]
     assert all(verify(small_disk / "run" / "checkpoints" / str(step)) == [] for step in steps)
+
+
+def test_a_failed_write_that_nobody_waits_for_is_not_logged_a_second_time(caplog):
+    """As asyncio does when it deletes a future of TensorStore whose error was never read."""
+    text = 'RESOURCE_EXHAUSTED: Error writing "x/c/0" in OCDBT database at local file "1/"'
+    for error in (ValueError(text), ValueError("of another library")):
+        logging.getLogger("asyncio").error(
+            "Future exception was never retrieved", exc_info=(ValueError, error, None)
+        )
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["of another library"]
 
 
 def test_a_disk_that_can_only_be_read_is_a_clear_error(small_disk):
