@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from ftrain.training.consensus import Consensus
 from ftrain.training.fusion import gaps
 from ftrain.training.hook import Hook, Report, feed_batch
 from ftrain.training.loss import Batch
-from ftrain.training.pieces import Piece, Put, prefetch_pieces
+from ftrain.training.pieces import Piece, Put, prefetch_pieces, stack
 from ftrain.training.replica_reduction import CONTRIBUTES
 from ftrain.training.stopping import DATA_ENDED, Stopping
 from ftrain.training.trigger import Trigger
@@ -98,17 +99,26 @@ class Feed:
             stop=lambda: self._stopping.is_coming(self._step),
         )
 
-    def take(self, step: int, limit: float, kind: int) -> Piece:
+    def take(self, step: int, limit: float, kind: int, length: int = 1) -> Piece:
         """The input of the next steps after `step`, at most `limit` of them.
 
-        A piece of several steps is only returned if its batches have the form `kind`. Raises
+        A piece of several steps is only returned if its batches have the form `kind`. Batches that
+        were read ahead one by one are stacked if a call takes `length` steps by now. Raises
         EndOfData or StopIteration at the end of the data.
         """
         self._step = step
         if self._straggling is not None:
             return self._next_or_zeros(self._straggling)
         if self._consensus is None:
-            return self._next(limit, kind)
+            piece = self._next(limit, kind)
+            if (
+                1 < length <= limit
+                and piece.count == 1
+                and piece.kind == kind
+                and isinstance(self._data, Pipeline)
+            ):
+                return self._stacked(piece, length)
+            return piece
         try:
             piece = self._next(1)
         except FINISHED:
@@ -153,6 +163,20 @@ class Feed:
             piece, *rest = piece.split()
             self.give_back(rest)
         return piece
+
+    def _stacked(self, first: Piece, length: int) -> Piece:
+        """`first` and the pieces after it as one piece; only `first` if they are of another form."""
+        pieces = [first]
+        with suppress(Exception):  # the next call raises it again, after these pieces
+            while len(pieces) < length and pieces[-1].count == 1 and pieces[-1].kind == first.kind:
+                pieces.append(self._spare.popleft() if self._spare else next(self._pieces))
+        if len(pieces) == length and all(
+            piece.count == 1 and piece.kind == first.kind for piece in pieces
+        ):
+            several = stack(pieces)
+            return dataclasses.replace(several, batch=self._put(several.batch, length))
+        self.give_back(pieces[1:])
+        return first
 
     def _next_or_zeros(self, straggling: "_Straggling") -> Piece:
         """The next piece, or one of zeros if it is late; the first piece is always waited for."""

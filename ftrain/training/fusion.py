@@ -303,15 +303,22 @@ def _scale_batch(piece: Piece, factor: float) -> Piece:
 
 
 def _scale(tree: Tree, factor: float) -> Tree:
-    """A copy with all floating-point numbers multiplied, each in its own precision and place."""
+    """A copy with all floating-point numbers multiplied, each in its own precision and place.
+
+    The numbers are multiplied on the host: for a thousand leaves, dispatching a thousand products
+    takes longer than copying them there and back.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    on_devices = [leaf for leaf in leaves if isinstance(leaf, jax.Array) and _is_float(leaf)]
+    hosted = [leaf * np.asarray(factor, leaf.dtype) for leaf in jax.device_get(on_devices)]
+    scaled = iter(jax.device_put(hosted, [leaf.sharding for leaf in on_devices]))
 
     def scale(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return leaf * np.asarray(factor, leaf.dtype) if _is_float(leaf) else leaf
-        scaled = leaf * jnp.asarray(factor, leaf.dtype) if _is_float(leaf) else jnp.copy(leaf)
-        return jax.device_put(scaled, leaf.sharding)
+        return next(scaled) if _is_float(leaf) else jnp.copy(leaf)
 
-    return jax.tree.map(scale, tree)
+    return structure.unflatten([scale(leaf) for leaf in leaves])
 
 
 def _is_float(leaf: Any) -> bool:

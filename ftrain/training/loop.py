@@ -282,7 +282,7 @@ class Loop:
         step = self.steps_taken
         started = clock()
         state = self.state
-        piece = self._feed.take(step, limit, self._fuser.kind)
+        piece = self._feed.take(step, limit, self._fuser.kind, self._fuser.length)
         self.timing.data += clock() - started
         if self._consensus is not None and not self._consensus.go_on(step):
             self._feed.give_back([piece])
