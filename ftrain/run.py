@@ -13,6 +13,7 @@ import optax
 
 from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
+from ftrain.cluster import ProcessGroup
 from ftrain.data import Pipeline
 from ftrain.hooks import (
     CheckpointSaver,
@@ -41,12 +42,12 @@ from ftrain.training import (
     stop_on_signals,
 )
 from ftrain.training.arguments import check_arrays, check_optimizer
-from ftrain.training.compiled_step import axis_of
+from ftrain.training.compiled_step import CompiledStep, axis_of
 from ftrain.training.consensus import LIMIT
 from ftrain.training.loss import LossFunction
 from ftrain.training.options import LoopOptions, check_options
 from ftrain.training.pieces import Piece
-from ftrain.training.record import CONFIG, Ingredients, RunMismatchError, RunRecord, set_aside
+from ftrain.training.record import CONFIG, Recorder, RunMismatchError, RunRecord, set_aside
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -110,72 +111,89 @@ class Run(Loop):
             index = 0 if group is None else group.index
             reporter.log = None if home is None else home / LOGS / f"process_{index}.log"
             reporter.steps = steps
-        super().__init__(step, state, data, hooks=hooks, **options)
-        if overwrite and (home is None or waits):
+        record = None
+        if home is not None and not waits:
+            record = _DirectoryRecord(
+                home,
+                step,
+                state,
+                data,
+                savers=[hook for hook in hooks if isinstance(hook, CheckpointSaver)],
+                steps=steps,
+                group=group,
+                accept_changes=accept_changes,
+                overwrite=overwrite,
+            )
+        elif overwrite:
             raise ValueError("overwrite=True needs a directory that this process writes to")
+        super().__init__(step, state, data, hooks=hooks, record=record, **options)
+
+
+class _DirectoryRecord(Recorder):
+    """The record of a run in its directory, unless the directory has a config: see `Recorder`."""
+
+    def __init__(
+        self,
+        home: Path,
+        step: Step,
+        initial: TrainState | Callable[[], TrainState],
+        data: Pipeline | Iterable[Any],
+        *,
+        savers: Sequence[CheckpointSaver],
+        steps: int | None,
+        group: ProcessGroup | None,
+        accept_changes: bool,
+        overwrite: bool,
+    ):
+        self._home = home
+        self._step = step
+        self._initial = initial
+        self._data = data
+        self._savers = savers
         self._steps = steps
-        self._home = None if waits else home
-        self._initial = state
         self._group = group
+        self._is_chief = group is None or group.is_chief
         self._accept_changes = accept_changes
         self._overwrite = overwrite
-        self._ingredients = Ingredients()
         self._record: RunRecord | None = None
-        self._is_noted = True  # whether the record describes this run
+        self._is_written = True
 
-    def _begin(self, after: Exception | None = None) -> None:
-        if after is None and self._home is not None:
-            self._check_directory(self._home)
-        super()._begin(after)
-        if (
-            after is None
-            and self._record is not None
-            and self._steps is not None
-            and self.steps_taken >= self._steps
-        ):
-            self._hook_calls.notice(
-                f"nothing is left to do: {self._home} has {self.steps_taken} steps already; pass "
-                "more steps, overwrite=True to start again, or another directory"
-            )
+    @property
+    def is_written(self) -> bool:
+        return self._is_written
 
-    def _take(self, limit: float) -> None:
-        super()._take(limit)
-        if not self._is_noted and self._position.piece is not None:
-            self._is_noted = True
-            self._note(self._position.piece)
-
-    def _check_directory(self, home: Path) -> None:
-        """Raise RunMismatchError if the directory has a different run; with `overwrite` set it aside."""
-        is_chief = self._group is None or self._group.is_chief
+    def check(self, program: CompiledStep, notice: Callable[[str], None]) -> None:
+        home = self._home
         if self._overwrite:
-            if is_chief:
-                self._set_aside(home)
+            if self._is_chief:
+                self._set_aside(notice)
             if self._group is not None:
                 self._group.barrier(f"{home} is set aside", LIMIT)
         if exists(home / CONFIG):
             return
-        self._record = RunRecord(home, self._compiled, self._data, self._ingredients)
-        self._is_noted = not is_chief
-        if not any(saver.manager.latest() is not None for saver in self._savers()):
+        settings = self._initial.settings if isinstance(self._initial, Initial) else {}
+        record = RunRecord(home, self._step, program, self._data, settings)
+        self._record = record
+        self._is_written = not self._is_chief
+        if not any(saver.manager.latest() is not None for saver in self._savers):
             return
-        differences = self._record.find_differences(self._shapes)
+        differences = record.find_differences(self._shapes)
         if differences and not self._accept_changes:
             raise RunMismatchError(home, differences)
-        self._is_noted = not is_chief or self._record.is_current
+        self._is_written = not self._is_chief or record.is_current
         if differences:
-            self._hook_calls.notice(f"{home} is resumed with changes: {'; '.join(differences)}")
+            notice(f"{home} is resumed with changes: {'; '.join(differences)}")
 
-    def _set_aside(self, home: Path) -> None:
-        with ExitStack() as locks:
-            for path in (home / "run.lock", home / CHECKPOINTS / LOCK):
-                if exists(path):
-                    locks.enter_context(hold(path, f"{home} is in use"))
-            aside = set_aside(home)
-        if aside is not None:
-            self._hook_calls.notice(f"the run in {home} was set aside as {aside}")
+    def started(self, step: int, notice: Callable[[str], None]) -> None:
+        if self._record is not None and self._steps is not None and step >= self._steps:
+            notice(
+                f"nothing is left to do: {self._home} has {step} steps already; pass "
+                "more steps, overwrite=True to start again, or another directory"
+            )
 
-    def _note(self, piece: Piece) -> None:
-        """Write the record of the run, whose first batch is known now; failing to do so is no error."""
+    def write(self, state: TrainState, piece: Piece, notice: Callable[[str], None]) -> None:
+        """Write what the run is, now that its first batch is known; failing to do so is no error."""
+        self._is_written = True
         batch = jax.tree.map(_shape, piece.batch)
         if piece.count > 1:
             batch = jax.tree.map(
@@ -183,18 +201,23 @@ class Run(Loop):
             )
         try:
             if self._record is not None:
-                self._record.write(jax.tree.map(_shape, self.state), batch)
+                self._record.write(jax.tree.map(_shape, state), batch)
         except Exception as error:  # noqa: BLE001 - of the disk, or of a step that cannot be traced
-            self._hook_calls.notice(
-                f"{self._home}: the record of the run cannot be written: {error}"
-            )
+            notice(f"{self._home}: the record of the run cannot be written: {error}")
 
-    def _savers(self) -> list[CheckpointSaver]:
-        return [hook for hook in self.hooks if isinstance(hook, CheckpointSaver)]
+    def _set_aside(self, notice: Callable[[str], None]) -> None:
+        home = self._home
+        with ExitStack() as locks:
+            for path in (home / "run.lock", home / CHECKPOINTS / LOCK):
+                if exists(path):
+                    locks.enter_context(hold(path, f"{home} is in use"))
+            aside = set_aside(home)
+        if aside is not None:
+            notice(f"the run in {home} was set aside as {aside}")
 
     def _shapes(self) -> TrainState:
         initial = self._initial
-        if isinstance(initial, Initial):
+        if isinstance(initial, Initial) and initial.like is not None:
             return initial.like()
         return jax.eval_shape(initial if callable(initial) else lambda: initial)
 
@@ -224,7 +247,7 @@ def train(
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
 
     With a `model_state`, such as the statistics of batch normalisation, the loss function is called
-    as `make_step(with_model_state=True)` does.
+    as `loss_fn(params, batch, rng, model_state)` and returns `(loss, metrics, model_state)`.
 
     Ends after `steps` steps, at the end of the data, or when a hook stops it. With a `directory`, an
     interrupted run resumes from its newest checkpoint; Ctrl-C saves one before it raises
@@ -238,28 +261,27 @@ def train(
     """
     check_optimizer(optimizer)  # now, before anything is written
     check_arrays("params", params)
-    step = make_step(
-        loss_fn,
+    create = functools.partial(
+        TrainState.create,
+        params,
         optimizer,
-        clip_global_norm=clip_global_norm,
-        accumulate=accumulate,
-        averages=averages,
-        averages_ramp=averages_ramp,
-        merge_rows=merge_rows,
-        learning_rate=learning_rate,
-        replicas=axis_of(options.get("parallel", "jit")),
-        with_model_state=model_state is not None,
+        seed=seed,
+        model_state=model_state,
+        averages=(averages_of or True) if averages else False,
     )
     run = Run(
-        step,
-        functools.partial(
-            TrainState.create,
-            params,
+        make_step(
+            loss_fn,
             optimizer,
-            seed=seed,
-            model_state=model_state,
-            averages=(averages_of or True) if averages else False,
+            clip_global_norm=clip_global_norm,
+            accumulate=accumulate,
+            averages=averages,
+            averages_ramp=averages_ramp,
+            merge_rows=merge_rows,
+            learning_rate=learning_rate,
+            replicas=axis_of(options.get("parallel", "jit")),
         ),
+        Initial(create, settings={"seed": seed} if isinstance(seed, int) else {}),
         data,
         steps=steps,
         hooks=hooks,
@@ -268,15 +290,6 @@ def train(
         overwrite=overwrite,
         **options,
     )
-    settings: dict[str, Any] = {
-        "clip_global_norm": clip_global_norm,
-        "accumulate": accumulate,
-        "averages": averages,
-        "averages_ramp": averages_ramp,
-        "merge_rows": merge_rows,
-    }
-    settings |= {"seed": seed} if isinstance(seed, int) else {}
-    run._ingredients = Ingredients(loss_fn, optimizer, settings)
     with stop_on_signals(run.interrupt, [signal.SIGINT], saves=run.saves), run:
         while not run.should_stop():
             run.advance()

@@ -218,7 +218,7 @@ ROOMS = {
         "Fuse",
         "Hook",
         "Loop",
-        "Metrics",
+        "StepMetrics",
         "NotReadyError",
         "ReplayError",
         "Report",

@@ -94,6 +94,7 @@ def _max_leaf_bytes() -> tuple[int, str]:
 
 def start_orbax_save(path: Path, tree: Tree, metadata: Mapping[str, Any]) -> OrbaxSave:
     """Start a save of Orbax, without a copy, and without compression, which hardly helps."""
+    _filter_logs()
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
     context.array.saving.use_compression = False
@@ -223,6 +224,8 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     )
 
 
-# Never removed: some threads and tasks of Orbax end after the error was raised.
-for _name in ("absl", "asyncio"):
-    logging.getLogger(_name).addFilter(_is_not_from_orbax)
+@functools.cache
+def _filter_logs() -> None:
+    """Filter the logs of Orbax, for good: some of its threads end after the error was raised."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_not_from_orbax)

@@ -51,6 +51,6 @@ CODES = {
     "ftrain.formats.records.encoding.DamagedRecordError": 1,
     "ftrain.formats.tables.TableError": USER_ERROR,
     "ftrain.hooks.stopping.NotFiniteError": 1,
-    "ftrain.training.metrics.UnknownMetricError": USER_ERROR,
+    "ftrain.training.step_metrics.UnknownMetricError": USER_ERROR,
     "ftrain.training.recovery.NotReadyError": 1,
 }

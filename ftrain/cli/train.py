@@ -128,7 +128,7 @@ def _train(
 
 def _first_step_hook() -> "Hook":
     """Return a hook that reports, once, how long this process took to finish its first step."""
-    from ftrain.training import Hook, Metrics, Report
+    from ftrain.training import Hook, Report, StepMetrics
 
     class FirstStep(Hook):  # in here, because importing Hook imports jax
         chief_only = True
@@ -141,7 +141,7 @@ def _first_step_hook() -> "Hook":
             self._report = report
             report.listen(metrics=self._watch)
 
-        def _watch(self, metrics: Metrics) -> None:
+        def _watch(self, metrics: StepMetrics) -> None:
             if not self._reported and self._report is not None:
                 self._reported = True
                 seconds = time.monotonic() - process_started

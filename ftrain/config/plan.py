@@ -62,7 +62,7 @@ def _step_extra(
 
 # Arguments of the pipeline that a task may set, because TOML cannot express them.
 TASK_INPUT = frozenset({"buckets", "pad", "transform"})
-_STEP = frozenset({"loss_fn", "optimizer", "with_model_state", "learning_rate", "replicas"})
+_STEP = frozenset({"loss_fn", "optimizer", "learning_rate", "replicas"})
 _PIPELINE = TASK_INPUT | {"source", "seed", "shard_index", "shard_count"}
 TOP = Section(_top)
 SECTIONS = {

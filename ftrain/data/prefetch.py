@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.2  # between two checks of whether to keep waiting
 T = TypeVar("T")
 
 
-def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Feed[Any]":
+def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "BatchIterator[Any]":
     """Return an iterator over the prefetched batches of `data` from step `start` on.
 
     A pipeline is read from exactly that step. A plain iterable yields whatever comes next, so a
@@ -35,7 +35,7 @@ def feed(data: Pipeline | Iterable[Any], start: int = 0) -> "Feed[Any]":
         lists = (result.batches for result in results)
     else:
         lists = ([batch] for batch in data)
-    return Feed(Prefetcher(lists, closed=closed))
+    return BatchIterator(Prefetcher(lists, closed=closed))
 
 
 def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
@@ -60,13 +60,13 @@ def bytes_of(batch: Any) -> int:
     )
 
 
-class Feed(Generic[T]):
+class BatchIterator(Generic[T]):
     """The items of a Prefetcher, whose thread also ends when this object is garbage-collected."""
 
     def __init__(self, prefetcher: "Prefetcher[T]"):
         self._prefetcher = prefetcher
 
-    def __iter__(self) -> "Feed[T]":
+    def __iter__(self) -> "BatchIterator[T]":
         return self
 
     def __next__(self) -> T:

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ftrain.training import Hook, Metrics, ReplayError, Report, Trigger, at, every, never
+from ftrain.training import Hook, ReplayError, Report, StepMetrics, Trigger, at, every, never
 from ftrain.training.hook import GUARD, Value
-from ftrain.training.metrics import NAN_IF_UNKNOWN, UnknownMetricError
+from ftrain.training.step_metrics import NAN_IF_UNKNOWN, UnknownMetricError
 from ftrain.training.stopping import DATA_ENDED
 
 WATCHED = ("loss", "gradient_norm")  # metrics that StopOnNaN watches by default
@@ -212,7 +212,7 @@ class StopOnNaN(Hook):
         self._report = report
         report.listen(metrics=self._watch)
 
-    def _watch(self, metrics: Metrics) -> None:
+    def _watch(self, metrics: StepMetrics) -> None:
         if self._names != metrics.names:
             self._names = metrics.names
             self._watched = self._choose(metrics.names)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ftrain.paths import local_path
 from ftrain.summaries import BackgroundWriter, MetricsFile, SummaryWriter
-from ftrain.training import Hook, Metrics, Report, Trigger, every
+from ftrain.training import Hook, Report, StepMetrics, Trigger, every
 from ftrain.training.hook import MEASURE, WRITE, Value
 
 SHORTEST = 0.25  # seconds; over less time, delays of the operating system would show
@@ -61,7 +61,7 @@ class StepCounter(Hook):
         report.listen(metrics=self._start)
         self._speed.clear()
 
-    def _start(self, metrics: Metrics) -> None:
+    def _start(self, metrics: StepMetrics) -> None:
         self._speed.start(metrics.last, metrics.time)
 
     def after_step(self, report: Report) -> None:

@@ -5,12 +5,12 @@ from ftrain.training.crash import read_crash
 from ftrain.training.fusion import Fuse
 from ftrain.training.hook import Hook, Report
 from ftrain.training.loop import Loop
-from ftrain.training.metrics import Metrics, UnknownMetricError
 from ftrain.training.record import RunMismatchError
 from ftrain.training.recovery import NotReadyError, Scaffold
 from ftrain.training.replay import ReplayError, locate
 from ftrain.training.state import TrainState
 from ftrain.training.step import make_step
+from ftrain.training.step_metrics import StepMetrics, UnknownMetricError
 from ftrain.training.stopping import stop_on_signals
 from ftrain.training.trigger import Trigger, at, every, first, never, timer
 
@@ -18,12 +18,12 @@ __all__ = [
     "Fuse",
     "Hook",
     "Loop",
-    "Metrics",
     "NotReadyError",
     "ReplayError",
     "Report",
     "RunMismatchError",
     "Scaffold",
+    "StepMetrics",
     "TrainState",
     "Trigger",
     "UnknownMetricError",

@@ -17,10 +17,10 @@ from ftrain.data.shapes import check_integers
 from ftrain.gradients.clipping import shard_global_norm
 from ftrain.gradients.means import Axis
 from ftrain.training.loss import Batch
-from ftrain.training.metrics import Metrics
 from ftrain.training.pieces import Piece
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
+from ftrain.training.step_metrics import StepMetrics
 from ftrain.tree import Tree, named_leaves, wide_dtype
 
 M = TypeVar("M")
@@ -55,12 +55,14 @@ class CompiledStep:
         self._compiled: dict[tuple[int, int], Any] = {}
         self._flops: float | None = None
 
-    def __call__(self, state: TrainState, piece: Piece, first: int) -> tuple[TrainState, Metrics]:
+    def __call__(
+        self, state: TrainState, piece: Piece, first: int
+    ) -> tuple[TrainState, StepMetrics]:
         """Take the steps of a piece, numbered from `first`; `state` is donated."""
         if not self.is_compiled(piece):
             self.compile(state, piece)
         state, packed = self._compiled[piece.count, piece.kind](state, piece.batch)
-        return state, Metrics(first, first + piece.count - 1, packed.names, packed.values)
+        return state, StepMetrics(first, first + piece.count - 1, packed.names, packed.values)
 
     def _fused(self, state: TrainState, batches: Batch) -> tuple[TrainState, _Packed]:
         """Several steps in a loop.

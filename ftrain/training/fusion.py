@@ -14,9 +14,9 @@ import numpy as np
 
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.hook_dispatch import IN_FLIGHT, HookDispatch, Position
-from ftrain.training.metrics import Metrics, Timing
 from ftrain.training.pieces import Piece, stack
 from ftrain.training.state import TrainState
+from ftrain.training.step_metrics import StepMetrics, Timing
 from ftrain.training.trigger import Trigger
 from ftrain.tree import Tree, count_bytes, named_leaves
 
@@ -267,7 +267,7 @@ def _take(
 ) -> tuple[TrainState, Taken]:
     jax.block_until_ready(state)
     started = time.perf_counter()
-    metrics: list[Metrics] = []
+    metrics: list[StepMetrics] = []
     for piece in pieces:
         state, result = program(state, piece, 1)
         metrics.append(result)

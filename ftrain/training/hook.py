@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 from ftrain.coordination import Coordinator
 from ftrain.training.loss import Batch
-from ftrain.training.metrics import Metrics
 from ftrain.training.replay import PastStep
 from ftrain.training.state import TrainState
+from ftrain.training.step_metrics import StepMetrics
 from ftrain.training.stopping import Stopping
 from ftrain.training.trigger import Trigger, never
 
@@ -44,7 +44,7 @@ class Report:
         host: Host,
         step: int,
         state: TrainState | None,
-        metrics: Metrics,
+        metrics: StepMetrics,
         *,
         examples: int = 0,
         publish: Callable[[Mapping[str, Value]], None] = lambda values: None,
@@ -92,7 +92,7 @@ class Report:
     def listen(
         self,
         *,
-        metrics: Callable[[Metrics], None] | None = None,
+        metrics: Callable[[StepMetrics], None] | None = None,
         published: Callable[[int, Mapping[str, Value]], None] | None = None,
         notice: Callable[[str], None] | None = None,
         flush: Callable[[], None] | None = None,

@@ -13,10 +13,10 @@ from ftrain.coordination import Coordinator, call_all
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.hook import Hook, Listener, Report, StateSaver, Value
 from ftrain.training.loss import Batch
-from ftrain.training.metrics import Metrics, Timing, clock
 from ftrain.training.pieces import Piece
 from ftrain.training.replay import PastStep, Replayer
 from ftrain.training.state import TrainState
+from ftrain.training.step_metrics import StepMetrics, Timing, clock
 from ftrain.training.stopping import Stopping
 from ftrain.training.trigger import HookSchedule
 
@@ -34,15 +34,15 @@ class Position:
 
     step: int = 0
     state: TrainState | None = None
-    metrics: Metrics = dataclasses.field(default_factory=lambda: Metrics(0, 0))
+    metrics: StepMetrics = dataclasses.field(default_factory=lambda: StepMetrics(0, 0))
     piece: Piece | None = None  # the input of the newest call
     dispatching: int | None = None  # the first step of a call that is being dispatched
 
 
-class Call(NamedTuple):
+class DispatchedCall(NamedTuple):
     """A compiled call that was dispatched to the device."""
 
-    metrics: Metrics
+    metrics: StepMetrics
     piece: Piece
     due: list[Hook]  # after its last step
 
@@ -80,8 +80,8 @@ class HookDispatch:
         self._replayer = replayer
         self.timing = timing
         self._now = now
-        self._calls: deque[Call] = deque()
-        self._settling: Call | None = None  # the newest call that was waited for
+        self._calls: deque[DispatchedCall] = deque()
+        self._settling: DispatchedCall | None = None  # the newest call that was waited for
         self._waiting_for: int | None = None  # the first step of the call that is being waited for
         self._listeners: dict[str, list[tuple[Hook, Listener]]] = {}
         self._early_notices: list[str] | None = []  # those shown before all hooks have begun
@@ -113,7 +113,7 @@ class HookDispatch:
                 self.notice(text)
         self._memory.started()
 
-    def add(self, call: Call) -> None:
+    def add(self, call: DispatchedCall) -> None:
         """Add a dispatched call, and wait until there is room for another.
 
         If a hook that is due needs the state, wait for all calls: the next one overwrites it.
@@ -170,7 +170,7 @@ class HookDispatch:
             step = int(position.state.step)
             if step != position.metrics.last:  # the run was going back to an earlier step
                 position.step = step
-                position.metrics = Metrics(step, step)
+                position.metrics = StepMetrics(step, step)
                 self.clear()
             self.settle()
             report = self._report(position.metrics, position.state, self._hooks)
@@ -230,7 +230,7 @@ class HookDispatch:
 
     def _report(
         self,
-        metrics: Metrics,
+        metrics: StepMetrics,
         state: TrainState | None,
         due: Sequence[Hook] = (),
         examples: int = 0,
@@ -273,7 +273,7 @@ class HookDispatch:
             self.timing.device += clock() - started
             self._call_hooks(call)
 
-    def _call_hooks(self, call: Call) -> None:
+    def _call_hooks(self, call: DispatchedCall) -> None:
         for hook, listener in self._listening("metrics"):
             started = clock()
             listener(call.metrics)

@@ -16,14 +16,15 @@ from ftrain.training.consensus import Consensus, check_group, check_program, che
 from ftrain.training.feed import FINISHED, Feed
 from ftrain.training.fusion import Fuser
 from ftrain.training.hook import Hook, Report, StateSaver, check_hooks
-from ftrain.training.hook_dispatch import Call, HookDispatch, HookMemory, Position
-from ftrain.training.metrics import Metrics, Timing, clock
+from ftrain.training.hook_dispatch import DispatchedCall, HookDispatch, HookMemory, Position
 from ftrain.training.options import LoopOptions, check_options
+from ftrain.training.record import Recorder
 from ftrain.training.recovery import Recoveries, Scaffold, StartPoint
 from ftrain.training.replay import Replayer
 from ftrain.training.reporting import with_progress
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step
+from ftrain.training.step_metrics import StepMetrics, Timing, clock
 from ftrain.training.stopping import DATA_ENDED, InterruptShield, Stopping
 from ftrain.training.trigger import HookSchedule
 
@@ -45,6 +46,7 @@ class Loop:
       state: the initial state, or a function that makes it. The loop works on a copy of a state and
         keeps the original to recover from; a function is called again instead and takes no memory.
       hooks: called in the order of their `order`, and else as given.
+      record: knows whether a run that is to be resumed is this one.
       options: see `LoopOptions`.
     """
 
@@ -55,6 +57,7 @@ class Loop:
         data: Pipeline | Iterable[Any],
         *,
         hooks: Sequence[Hook] = (),
+        record: Recorder | None = None,
         **options: Unpack[LoopOptions],
     ):
         use_compilation_cache()
@@ -89,6 +92,7 @@ class Loop:
             isinstance(hook, StateSaver) for hook in own
         )
         self._data = data
+        self._record = record
         self._clock = options.get("clock", time.monotonic)
         self._stopping = Stopping(self.coordinator, self._consensus)
         self._compiled = CompiledStep(step, mesh, parallel)
@@ -243,9 +247,11 @@ class Loop:
         position.dispatching = None
         if after is not None:
             self._stopping.revoke()
+        elif self._record is not None:
+            self._record.check(self._compiled, self._hook_calls.notice)
         position.state = self._start_point.state()
         position.step = int(position.state.step)
-        position.metrics = Metrics(position.step, position.step)
+        position.metrics = StepMetrics(position.step, position.step)
         position.metrics.time = self._clock()
         if after is None:
             self.start_step = position.step
@@ -260,6 +266,8 @@ class Loop:
                 stacklevel=2,
             )
         self._hook_calls.begin(is_first=after is None)
+        if after is None and self._record is not None:
+            self._record.started(position.step, self._hook_calls.notice)
         triggers = [hook.when for hook in self.hooks]
         self._fuser.begin(triggers, position.step)
         if isinstance(self._data, Iterator) and self._fuse == "auto":
@@ -308,7 +316,9 @@ class Loop:
         if self._consensus is not None:
             now = self._consensus.agree_on_time(position.step, now, self._schedule.next_time)
         due = self._schedule.due(position.step, now)
-        self._hook_calls.add(Call(position.metrics, piece, due))
+        self._hook_calls.add(DispatchedCall(position.metrics, piece, due))
+        if self._record is not None and not self._record.is_written:
+            self._record.write(self.state, piece, self._hook_calls.notice)
         return None
 
     def _end(self) -> None:

@@ -1,5 +1,6 @@
 """The loss: a loss function with metrics and model state, and its gradients."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ Batch = Any  # a pytree of arrays with a leading axis of examples, most often a 
 Metrics = dict[str, jax.Array]
 
 # (params, batch, rng) -> loss | (loss, metrics)
-# or, with a model state: (params, batch, rng, model_state) -> (loss, metrics, model_state)
+# or, if the state has a model state: (params, batch, rng, model_state) -> (loss, metrics, model_state)
 # where the loss and each metric is a scalar, a mean over examples, or a WeightedMean
 LossFunction = Callable[..., Any]
 
@@ -24,21 +25,61 @@ LossFunction = Callable[..., Any]
 Objective = Callable[..., Any]
 
 
-def make_objective(loss_fn: LossFunction, with_model_state: bool) -> Objective:
+def make_objective(loss_fn: LossFunction) -> Objective:
     """`loss_fn` in one form: it always takes and returns the model state, and returns metrics."""
 
     def objective(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
-        if with_model_state:
-            loss, metrics, model_state = loss_fn(params, batch, rng, model_state)
+        result = call_loss(loss_fn, params, batch, rng, model_state)
+        if model_state is not None:
+            loss, metrics, model_state = result
+        elif isinstance(result, tuple) and len(result) == 2:
+            loss, metrics = result
         else:
-            result = loss_fn(params, batch, rng)
-            loss, metrics = (
-                result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-            )
+            loss, metrics = result, {}
         _check_result(loss, metrics)
         return loss, (dict(metrics), model_state)
 
     return objective
+
+
+def call_loss(
+    loss_fn: LossFunction, params: Tree, batch: Batch, rng: jax.Array, model_state: Tree | None
+) -> Any:
+    """Call a loss function in the form that fits: with the model state if there is one.
+
+    Raises TypeError if the function is of the other form.
+    """
+    given = (params, batch, rng) if model_state is None else (params, batch, rng, model_state)
+    _check_form(loss_fn, given)
+    result = loss_fn(*given)
+    if model_state is not None and not (isinstance(result, tuple) and len(result) == 3):
+        raise TypeError(
+            "a loss_fn with a model state must return (loss, metrics, model_state), "
+            f"got {_describe_result(result)}"
+        )
+    return result
+
+
+def _check_form(loss_fn: LossFunction, given: tuple[Any, ...]) -> None:
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # not every callable has one
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        form = "(params, batch, rng)" if len(given) == 3 else "(params, batch, rng, model_state)"
+        other = (
+            "; a loss_fn with a fourth argument needs a model state: "
+            "TrainState.create(..., model_state=...), or train(..., model_state=...)"
+            if len(given) == 3
+            else ", because the state has a model_state"
+        )
+        raise TypeError(f"loss_fn is called as loss_fn{form}{other}: {error}") from None
+
+
+def _describe_result(result: Any) -> str:
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
 
 
 def differentiate(

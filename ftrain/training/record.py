@@ -1,13 +1,13 @@
 """The record of a run: its code, settings and data, so that a different run does not resume it."""
 
+import functools
 import importlib.metadata
 import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from ftrain.data import Pipeline
 from ftrain.storage import exists, list_names, retry, write_text
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.fingerprint import fingerprint, fingerprint_jaxpr
-from ftrain.training.loss import LossFunction
+from ftrain.training.loss import LossFunction, call_loss
+from ftrain.training.pieces import Piece
 from ftrain.training.state import TrainState
+from ftrain.training.step import Step, TrainStep
 from ftrain.tree import Tree
 
 NAME = "run.json"
@@ -45,13 +47,22 @@ class RunMismatchError(ValueError):
         )
 
 
-@dataclass(frozen=True)
-class Ingredients:
-    """What `train` is called with; a run that is given a step knows only the step."""
+class Recorder(Protocol):
+    """Knows what a run is, and refuses to resume a different one. The loop calls it."""
 
-    loss_fn: LossFunction | None = None
-    optimizer: optax.GradientTransformation | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # by the name of the argument
+    def check(self, program: CompiledStep, notice: Callable[[str], None]) -> None:
+        """Called before the state is made; raises RunMismatchError if this is a different run."""
+
+    def started(self, step: int, notice: Callable[[str], None]) -> None:
+        """Called once the run has started after `step`, before it takes a step."""
+
+    def write(self, state: TrainState, piece: Piece, notice: Callable[[str], None]) -> None:
+        """Called after each call of the step, with its input, while `is_written` is False."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether there is nothing to write."""
+        ...
 
 
 class RunRecord:
@@ -62,10 +73,18 @@ class RunRecord:
     pipeline.
     """
 
-    def __init__(self, directory: Path, program: CompiledStep, data: Any, ingredients: Ingredients):
+    def __init__(
+        self,
+        directory: Path,
+        step: Step,
+        program: CompiledStep,
+        data: Any,
+        settings: Mapping[str, Any],
+    ):
         self._path = directory / NAME
         self._program = program
-        self._ingredients = ingredients
+        self._step = step if isinstance(step, TrainStep) else None
+        self._settings = {**settings, **(self._step.settings if self._step else {})}
         self._data = data.summary() if isinstance(data, Pipeline) else {}
         self.is_current = False  # whether the file is known to describe this run
 
@@ -74,7 +93,7 @@ class RunRecord:
         before = self._read()
         if before is None:
             return []
-        differences = _changes(before["settings"], self._ingredients.settings)
+        differences = _changes(before["settings"], self._settings)
         differences += [f"data: {change}" for change in _changes(before["data"], self._data)]
         try:
             shapes = state()
@@ -90,7 +109,7 @@ class RunRecord:
         """Write the record; an existing record that differs is renamed first."""
         now = {
             "made_with": _made_with(),
-            "settings": dict(self._ingredients.settings),
+            "settings": self._settings,
             "data": self._data,
             "batch": encode_shapes(batch),
             "fingerprints": self._fingerprints(None, state, batch),
@@ -112,19 +131,17 @@ class RunRecord:
         libraries = [name for name in made_with if name not in ("devices", "processes")]
         if any(made_with[name] != then.get(name) for name in libraries):
             return {}
-        loss_fn, optimizer = self._ingredients.loss_fn, self._ingredients.optimizer
         found: dict[str, str | None] = {}
-        if optimizer is not None:
-            found["optimizer"] = _of_optimizer(optimizer, state)
+        if self._step is not None:
+            found["optimizer"] = _of_optimizer(self._step.optimizer, state)
         if made_with != then:  # code may depend on the number of devices
             return found
         found["step"] = self._of_step(state, batch)
-        if loss_fn is not None and (
+        if self._step is not None and (
             before is None or found["step"] != before["fingerprints"].get("step")
         ):
-            found["loss"] = fingerprint(
-                lambda *given: _first(loss_fn(*given)), state.params, batch, state.rng
-            )
+            loss = functools.partial(_loss, self._step.loss_fn)
+            found["loss"] = fingerprint(loss, state.params, batch, state.rng, state.model_state)
         return found
 
     def _of_step(self, state: TrainState, batch: Tree) -> str | None:
@@ -248,9 +265,10 @@ def _of_optimizer(optimizer: optax.GradientTransformation, state: TrainState) ->
     return None if None in (start, update) else f"{start}{update}"
 
 
-def _first(loss: Any) -> Any:
+def _loss(loss_fn: LossFunction, *given: Any) -> Any:
     """The loss without the metrics."""
-    return loss[0] if isinstance(loss, tuple) else loss
+    result = call_loss(loss_fn, *given)
+    return result[0] if isinstance(result, tuple) else result
 
 
 def _made_with() -> Facts:

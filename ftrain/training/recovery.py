@@ -109,7 +109,8 @@ class StartPoint:
     def state(self) -> TrainState:
         """A new copy of the state to start from."""
         initial = functools.partial(place, self._initial, self._mesh, self._sharding)
-        like = self._initial.like() if isinstance(self._initial, Initial) else None
+        shapes = self._initial.like if isinstance(self._initial, Initial) else None
+        like = None if shapes is None else shapes()
         prepared = self._scaffold.prepare(initial, self._hooks, like)
         state = place(prepared, self._mesh, self._sharding)
         if like is not None:

@@ -18,10 +18,10 @@ from ftrain.data import Pipeline
 from ftrain.jaxpr import apply_equation, interpret
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.loss import Batch
-from ftrain.training.metrics import NAN_IF_UNKNOWN
 from ftrain.training.pieces import prefetch_pieces
 from ftrain.training.state import TrainState
 from ftrain.training.step import Step, TrainStep
+from ftrain.training.step_metrics import NAN_IF_UNKNOWN
 from ftrain.tree import Tree, named_leaves
 
 LIMIT = 60.0  # seconds for taking steps again

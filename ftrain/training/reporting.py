@@ -7,8 +7,8 @@ from ftrain.launching.protocol import Done, Failed, Progress, Stopped
 from ftrain.launching.reporter import Reporter, reporter_of_this_process
 from ftrain.training.hook import Hook, Report
 from ftrain.training.hook_dispatch import Position
-from ftrain.training.metrics import Metrics, Timing
 from ftrain.training.replay import PastStep
+from ftrain.training.step_metrics import StepMetrics, Timing
 
 _EVERY = 0.2  # seconds between two looks at the loss
 
@@ -29,10 +29,11 @@ class ProgressReport(Hook):
         self.reporter.set_step(report.step)
         self.reporter.send(Progress(report.step, self.reporter.steps))
 
-    def _watch(self, metrics: Metrics) -> None:
+    def _watch(self, metrics: StepMetrics) -> None:
         now = time.monotonic()
         if now - self._looked > _EVERY and "loss" in metrics.names:
-            self._looked, self._loss = now, float(metrics.column("loss")[-1])
+            self._looked = now
+            self._loss = float(metrics.column("loss")[-1])
         self.reporter.set_step(metrics.last, self._loss)
 
     def end(self, report: Report) -> None:

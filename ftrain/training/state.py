@@ -1,8 +1,8 @@
 """The state of a run: everything that a step reads and writes, as one frozen pytree."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -69,10 +69,15 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """Makes a new state at each call; `like` returns its shapes, so resuming need not make it."""
+    """Makes the initial state of a run, with what else is known about it.
+
+    With `like`, which returns the shapes of the state with their shardings, a resumed run does not
+    make the state; then each call must return new arrays, because the run overwrites them.
+    """
 
     make: Callable[[], TrainState]
-    like: Callable[[], TrainState]  # leaves are shapes, with the shardings of the state
+    like: Callable[[], TrainState] | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the run's record
 
     def __call__(self) -> TrainState:
         return self.make()

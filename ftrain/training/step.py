@@ -1,7 +1,9 @@
 """The training step, a pure function: gradients, clipping, update and averages."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,7 @@ from ftrain.training.state import TrainState
 from ftrain.tree import Tree
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+SETTINGS = ("clip_global_norm", "accumulate", "averages", "averages_ramp", "merge_rows")
 
 
 def make_step(
@@ -45,7 +48,6 @@ def make_step(
     averages: float | None = None,
     averages_ramp: bool = False,
     merge_rows: bool = True,
-    with_model_state: bool = False,
     learning_rate: LearningRate | None = None,
     replicas: Axis | None = None,
 ) -> "TrainStep":
@@ -58,8 +60,8 @@ def make_step(
     one. Parameters that the optimizer freezes, by `optax.set_to_zero()`, do not count in the norm.
 
     Args:
-      loss_fn: `(params, batch, rng) -> loss` or `-> (loss, metrics)`; with `with_model_state`,
-        `(params, batch, rng, model_state) -> (loss, metrics, model_state)`. The loss and each
+      loss_fn: `(params, batch, rng) -> loss` or `-> (loss, metrics)`; if the state has a
+        model state, `(params, batch, rng, model_state) -> (loss, metrics, model_state)`. The loss and each
         metric is a scalar, which counts as a mean over examples, or a `ftrain.WeightedMean`: return
         that for any other mean, such as one over unmasked tokens, whose number differs between
         parts of a batch.
@@ -88,7 +90,7 @@ def make_step(
     check_count(accumulate=accumulate)
     check_transform(optimizer)
     return TrainStep(
-        make_objective(loss_fn, with_model_state),
+        loss_fn,
         optimizer,
         clip_global_norm=clip_global_norm,
         accumulate=accumulate,
@@ -104,7 +106,7 @@ def make_step(
 class TrainStep:
     """A step made by `make_step`: call it with a state and a batch."""
 
-    objective: Objective
+    loss_fn: LossFunction
     optimizer: optax.GradientTransformation
     _: dataclasses.KW_ONLY
     clip_global_norm: float | None
@@ -114,6 +116,16 @@ class TrainStep:
     merge_rows: bool
     learning_rate: LearningRate | None
     replicas: Axis | None
+
+    @functools.cached_property
+    def objective(self) -> Objective:
+        """The loss function in the form that is differentiated."""
+        return make_objective(self.loss_fn)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that change what the step computes, by the names of their arguments."""
+        return {name: getattr(self, name) for name in SETTINGS}
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Take the step; return the new state and the metrics."""

@@ -47,7 +47,7 @@ def test_a_model_state_may_hold_keys():
 
     optimizer = optimizers.adam(0.1)
     state = TrainState.create({"w": jnp.ones(2)}, optimizer, model_state={"key": jax.random.key(3)})
-    after, _ = jax.jit(make_step(loss, optimizer, with_model_state=True))(state, jnp.zeros(1))
+    after, _ = jax.jit(make_step(loss, optimizer))(state, jnp.zeros(1))
     assert (
         jax.random.key_data(after.model_state["key"]) != jax.random.key_data(jax.random.key(3))
     ).any()

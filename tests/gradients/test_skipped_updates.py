@@ -168,7 +168,7 @@ def test_a_skipped_step_leaves_the_model_state_alone():
         return jnp.sum(params["w"]) * batch["x"].mean(), {}, {"mean": mean}
 
     optimizer = guard(optimizers.momentum(0.1, 0.9))
-    step = jax.jit(make_step(loss, optimizer, with_model_state=True))
+    step = jax.jit(make_step(loss, optimizer))
     state = TrainState.create({"w": jnp.ones(2)}, optimizer, model_state={"mean": jnp.float32(1.0)})
     for x in (1.0, np.nan, 2.0):
         state, metrics = step(state, {"x": jnp.full(4, x)})

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ftrain import TrainState, make_step, optimizers
 from ftrain.hooks import Logging, ProgressBar, StepCounter, StopAtStep
-from ftrain.training import Hook, Loop, Metrics, every
+from ftrain.training import Hook, Loop, StepMetrics, every
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 SGD = optimizers.gradient_descent(0.1)
@@ -24,8 +24,10 @@ class Device:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(Metrics, "wait", lambda metrics: self.advance(metrics.last / RATE))
-        monkeypatch.setattr(Metrics, "is_ready", lambda metrics: metrics.last / RATE <= self.now)
+        monkeypatch.setattr(StepMetrics, "wait", lambda metrics: self.advance(metrics.last / RATE))
+        monkeypatch.setattr(
+            StepMetrics, "is_ready", lambda metrics: metrics.last / RATE <= self.now
+        )
 
     def advance(self, moment):
         self.now = max(self.now, moment)

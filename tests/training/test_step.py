@@ -65,10 +65,25 @@ def test_a_model_state_is_carried():
         return loss, metrics, {"batches": model_state["batches"] + 1}
 
     state = TrainState.create(init_params(), SGD, model_state={"batches": 0})
-    step = make_step(counting, SGD, with_model_state=True)
+    step = make_step(counting, SGD)
     state, _ = step(state, BATCH)
     state, _ = step(state, BATCH)
     assert int(state.model_state["batches"]) == 2
+
+
+def test_a_loss_of_the_other_form_is_named():
+    def with_state(params, batch, rng, model_state):
+        return 0.0, {}, model_state
+
+    with pytest.raises(TypeError, match="a fourth argument needs a model state"):
+        make_step(with_state, SGD)(TrainState.create(init_params(), SGD), BATCH)
+    state = TrainState.create(init_params(), SGD, model_state={"batches": 0})
+    with pytest.raises(TypeError, match="because the state has a model_state"):
+        make_step(lambda params, batch, rng: 0.0, SGD)(state, BATCH)
+    with pytest.raises(
+        TypeError, match=r"must return \(loss, metrics, model_state\), got a tuple of 2"
+    ):
+        make_step(lambda params, batch, rng, model_state: (0.0, {}), SGD)(state, BATCH)
 
 
 @pytest.mark.parametrize("ramp", [False, True])

@@ -19,7 +19,7 @@ class UnknownMetricError(KeyError):
         return str(self.args[0])  # KeyError would show it in quotes
 
 
-class Metrics:
+class StepMetrics:
     """The metrics of steps `first` to `last`. They stay on the device until a hook reads them."""
 
     def __init__(
