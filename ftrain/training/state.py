@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ftrain.averages import start_averages
 from ftrain.cluster import ProcessMismatchError, Sharding
 from ftrain.models import Model
+from ftrain.models.library import library_of
 from ftrain.training.arguments import check_arrays, check_optimizer, describe_state
 from ftrain.tree import Tree
 
@@ -100,7 +101,8 @@ def place(
     sharding: Sharding | None = None,
 ) -> TrainState:
     """Put a state on the devices of the mesh: replicated, or sharded by `sharding`."""
-    state = initial() if callable(initial) else initial
+    # Some models are callable too: they are described below.
+    state = initial() if callable(initial) and library_of(initial) is None else initial
     if not isinstance(state, TrainState):
         raise TypeError(
             f"a run needs a TrainState, or a function that makes one, got {describe_state(state)}"
