@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ftrain.models.library import call_with, find_flags, import_library, set_flags, wrong_object
+from ftrain.models.library import (
+    call_with,
+    find_flags,
+    import_library,
+    library_of,
+    set_flags,
+    wrong_object,
+)
 from ftrain.models.model import Model
 from ftrain.models.skeleton import Skeleton, Traced, entry_name, is_array, separate
 from ftrain.tree import Tree
@@ -68,7 +75,7 @@ def equinox(
         )
     if state is not None:
         raise TypeError("ftrain.models.equinox: a state belongs to a module, not to a function")
-    if (isinstance(model, type) and not issubclass(model, library.Module)) or not callable(model):
+    if not callable(model) or library_of(model) not in (None, "equinox"):
         raise wrong_object(
             "equinox", model, "a module of equinox, or a function of a key that makes one"
         )
@@ -86,6 +93,8 @@ def _take_apart(
     buffers, buffers_skeleton = separate(other, is_array)
     signature = inspect.signature(type(module).__call__)
     flags, _ = find_flags("equinox", signature, train_argument)
+    if "inference" in flags:
+        flags.pop("deterministic", None)  # its old name, with a warning
     values: dict[str, Any] = {}
     state_skeleton = None
     if state is not None:

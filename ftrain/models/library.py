@@ -57,7 +57,7 @@ def import_library(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
         raise ModuleNotFoundError(
             f"{module} is not installed: pip install 'ftrain[{extra}]'", name=error.name

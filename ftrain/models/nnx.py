@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ftrain.models.library import call_with, find_flags, import_library, set_flags, wrong_object
+from ftrain.models.library import (
+    call_with,
+    find_flags,
+    import_library,
+    library_of,
+    set_flags,
+    wrong_object,
+)
 from ftrain.models.model import Model
 from ftrain.models.skeleton import Skeleton, Traced, entry_name, is_array, separate
 from ftrain.tree import Tree
@@ -53,11 +60,12 @@ def nnx(model: Any, *, wrt: Any = None, train_argument: str | None = None) -> Mo
         copy = library.clone(model)
         library.pop(copy, library.Intermediate)
         arrays, parts = take_apart(copy)
+        arrays = jax.tree.map(jnp.asarray, arrays)
         return Model(
             lambda rng: arrays,
             lambda *given, **options: _apply(library, parts, wrt, *given, **options),
         )
-    if (isinstance(model, type) and not issubclass(model, library.Module)) or not callable(model):
+    if not callable(model) or library_of(model) not in (None, "nnx"):
         raise wrong_object(
             "nnx", model, "a module of flax.nnx, or a function of rngs that makes one"
         )
