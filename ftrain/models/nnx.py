@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from ftrain.models.library import (
     call_with,
@@ -152,7 +153,7 @@ def _mark_arrays(library: Any, module: Any) -> None:
     """Mark arrays that are plain attributes as data: nnx does so itself, but not while it traces."""
     for _, part in library.iter_modules(module):
         for name, value in [*vars(part).items()]:
-            if isinstance(value, jax.core.Tracer):
+            if isinstance(value, Tracer):
                 setattr(part, name, library.data(value))
 
 
