@@ -1,5 +1,6 @@
 """Models of haiku."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -15,7 +16,7 @@ from ftrain.models.library import (
     wrong_object,
 )
 from ftrain.models.model import Model
-from ftrain.tree import Tree
+from ftrain.tree import Tree, named_leaves
 
 
 def haiku(function: Any, *example_inputs: Any, train_argument: str | None = None) -> Model:
@@ -56,6 +57,10 @@ def haiku(function: Any, *example_inputs: Any, train_argument: str | None = None
         params, state = made if has_state else (made, {})
         return params, state or None
 
+    @functools.cache
+    def shapes() -> tuple[Tree, Tree | None]:
+        return jax.eval_shape(init, jax.random.key(0))
+
     def apply(
         params: Tree,
         model_state: Tree | None,
@@ -64,9 +69,26 @@ def haiku(function: Any, *example_inputs: Any, train_argument: str | None = None
         train: bool,
     ) -> tuple[Any, Tree | None]:
         arguments = set_flags(flags, train)
+        params, model_state = _like_made(shapes(), (params, model_state))
         if not has_state:
             return transformed.apply(params, rng, *inputs, **arguments), None
         outputs, after = transformed.apply(params, model_state or {}, rng, *inputs, **arguments)
         return outputs, after or None
 
     return Model(init, apply)
+
+
+def _like_made(made: Tree, tree: Tree) -> Tree:
+    """Return a tree in haiku's own structure.
+
+    The names of haiku's modules have slashes. In trees that were put together from the names of
+    leaves, such as those of a checkpoint, they have become dicts in dicts.
+    """
+    structure = jax.tree.structure(made)
+    if jax.tree.structure(tree) == structure:
+        return tree
+    leaves = named_leaves(tree)
+    names = named_leaves(made)
+    if leaves.keys() != names.keys():
+        return tree  # haiku names what is missing
+    return jax.tree.unflatten(structure, [leaves[name] for name in names])

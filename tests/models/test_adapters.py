@@ -103,6 +103,22 @@ def test_variables_are_dicts_with_the_names_of_the_library():
     ]
 
 
+def test_variables_may_be_put_together_from_the_names_of_leaves(model):
+    """As they are when a checkpoint is read without the code of the model."""
+
+    def nested(tree):
+        found = {}
+        for name, leaf in named_leaves(tree).items():
+            *scopes, own = name.split("/")
+            functools.reduce(lambda node, key: node.setdefault(key, {}), scopes, found)[own] = leaf
+        return found
+
+    params, state = model.init(KEY)
+    outputs, after = model.apply(params, state, X, rng=KEY, train=True)
+    again, found = model.apply(nested(params), nested(state), X, rng=KEY, train=True)
+    assert equal((outputs, after), (again, found))
+
+
 def test_train_takes_a_model_as_a_config_does(model):
     data = Pipeline(ArraySource({"x": X, "y": np.arange(8) % 2}), batch_size=4)
 
