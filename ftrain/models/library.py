@@ -18,6 +18,7 @@ _CLASSES = {
     ("haiku", "Transformed"): "haiku",
     ("haiku", "TransformedWithState"): "haiku",
 }
+LIBRARIES = {"nnx": "flax.nnx", "linen": "flax.linen", "equinox": "equinox", "haiku": "haiku"}
 CALLS = {
     "nnx": "ftrain.models.nnx(model)",
     "linen": "ftrain.models.linen(model, example_inputs)",
@@ -67,15 +68,19 @@ def import_library(module: str, extra: str) -> Any:
 def wrong_object(adapter: str, value: Any, expected: str) -> TypeError:
     """Return the error for an object that an adapter cannot use."""
     other = library_of(value)
-    is_class = isinstance(value, type)
-    got = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}, {value!r:.60}"
-    if other not in (None, adapter):
-        way_out = f"; it is of another library: use {CALLS[other]}"
-    elif is_class:
-        way_out = "; make one: call the class"
+    if isinstance(value, type):
+        got = f"the class {value.__name__}"
+    elif other is not None:
+        got = f"a {type(value).__name__}"
     else:
-        way_out = "; for functions of your own use ftrain.models.Model(init, apply)"
-    return TypeError(f"ftrain.models.{adapter} needs {expected}, got {got}{way_out}")
+        got = f"a {type(value).__name__}, {value!r:.60}"
+    if other not in (None, adapter):
+        way_out = f"it is of {LIBRARIES[other]}: use {CALLS[other]}"
+    elif isinstance(value, type):
+        way_out = "make one: call the class"
+    else:
+        way_out = "for functions of your own use ftrain.models.Model(init, apply)"
+    return TypeError(f"ftrain.models.{adapter} needs {expected}, got {got}; {way_out}")
 
 
 def call_with(function: Callable[..., Any], name: str, value: Any) -> Any:

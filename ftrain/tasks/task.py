@@ -36,6 +36,8 @@ class Task:
 
     def __post_init__(self):
         check_no_object("init of a Task", self.init, "a function of a key, or a Model")
+        if isinstance(getattr(self.init, "__self__", None), Model):
+            raise TypeError("init of a Task is a method of a Model: pass the model itself")
         if not isinstance(self.init, Model) and not callable(self.init):
             raise TypeError(
                 "init of a Task must be a function of a key that returns parameters, or an "

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ftrain.models import Model
-from ftrain.models.library import CALLS, is_a, library_of
+from ftrain.models.library import CALLS, LIBRARIES, is_a, library_of
 from ftrain.tree import Tree, leaves_with_names
 
 SHOWN = 3  # leaves in a message
@@ -21,7 +21,6 @@ _OBJECTS = {
     ),
     ("flax.nnx", "Optimizer"): ("pass ftrain.models.nnx(model), and its `tx` as the optimizer"),
 }
-_LIBRARIES = {"nnx": "flax.nnx", "linen": "flax.linen", "equinox": "equinox", "haiku": "haiku"}
 _DEFAULT = "pass the arrays only, and let the loss function close over the rest"
 
 
@@ -50,7 +49,7 @@ def check_no_object(what: str, value: Any, expected: str) -> None:
     if library is None or (library == "equinox" and _holds_only_arrays(value)):
         return
     raise TypeError(
-        f"{what} is a model of {_LIBRARIES[library]} ({_name(value)}), expected {expected}; "
+        f"{what} is a model of {LIBRARIES[library]} ({_name(value)}), expected {expected}; "
         f"pass {CALLS[library]}"
     )
 
@@ -79,7 +78,7 @@ def describe_state(state: Any) -> str:
     library = library_of(state)
     if library is not None:
         made = f"ftrain.TrainState.create({CALLS[library]}, optimizer)"
-        return f"a model of {_LIBRARIES[library]}; make a state, {made}"
+        return f"a model of {LIBRARIES[library]}; make a state, {made}"
     return f"a {type(state).__name__}"
 
 

@@ -52,6 +52,10 @@ def raw_module_task():
     return Task(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), loss_fn, ArraySource(make_arrays()))
 
 
+def method_task():
+    return Task(MODEL.init, loss_fn, ArraySource(make_arrays()))
+
+
 def no_function_task():
     return Task(MODEL.params, loss_fn, ArraySource(make_arrays()))
 

@@ -380,9 +380,12 @@ def test_a_module_of_equinox_that_returns_no_state_is_refused():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: models.nnx(LinenNet()), r"of another library: use ftrain.models.linen\(model, ex"),
+        (
+            lambda: models.nnx(LinenNet()),
+            r"got a LinenNet; it is of flax.linen: use ftrain.models.linen\(model, ex",
+        ),
         (lambda: models.nnx(3), r"needs a module of flax.nnx.*got a int, 3; for functions of your"),
-        (lambda: models.nnx(LinenNet), r"the class LinenNet; it is of another library"),
+        (lambda: models.nnx(LinenNet), r"the class LinenNet; it is of flax.linen: use"),
         (lambda: models.nnx(lambda rngs: "x").params, "a function that returns a module of flax"),
         (lambda: models.linen(NnxNet(nnx.Rngs(0)), X), r"use ftrain.models.nnx\(model\)"),
         (lambda: models.linen(LinenNet, X), "the class LinenNet; make one: call the class"),

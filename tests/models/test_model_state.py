@@ -221,6 +221,7 @@ def test_replay_of_a_config_takes_the_step_again_with_its_model_state(tmp_path):
     ("task", "message"),
     [
         ("raw_module_task", "is a model of flax.nnx (Linear), expected a function of a key, or a"),
+        ("method_task", "is a method of a Model: pass the model itself"),
         ("no_function_task", "must be a function of a key that returns parameters, or an ftrain"),
         ("other_form_task", "because the state has no model_state"),
     ],
