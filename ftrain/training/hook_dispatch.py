@@ -80,6 +80,7 @@ class HookDispatch:
         self._replayer = replayer
         self.timing = timing
         self._now = now
+        self._ended: set[int] = set()  # the ids of hooks that have ended
         self._calls: deque[DispatchedCall] = deque()
         self._settling: DispatchedCall | None = None  # the newest call that was waited for
         self._waiting_for: int | None = None  # the first step of the call that is being waited for
@@ -136,7 +137,10 @@ class HookDispatch:
         self._waiting_for = None
 
     def end(self) -> None:
-        """Call `end` of every hook, even if one of them raises an exception."""
+        """Call `end` of every hook, even if one of them raises an exception.
+
+        After a transient error this is called again, for the hooks that did not end.
+        """
         self.ending = True
         report = self.report()
         if self._last_step == report.step:
@@ -146,8 +150,10 @@ class HookDispatch:
             self._calling = hook
             with self.timing.measure(type(hook).__name__):
                 hook.end(report)
+            self._ended.add(id(hook))
 
-        call_all([functools.partial(end, hook) for hook in self._hooks])
+        waiting = [hook for hook in self._hooks if id(hook) not in self._ended]
+        call_all([functools.partial(end, hook) for hook in waiting])
 
     def save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """After Ctrl-C: save the newest state, and add a note to `interrupt` about it."""
