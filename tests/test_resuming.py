@@ -220,8 +220,13 @@ def test_a_run_of_a_step_is_compared_too(pipeline, tmp_path):
 
     run(ftrain.make_step(loss_fn, ADAM(1e-3)), steps=2)
     run(ftrain.make_step(loss_fn, ADAM(1e-3)), steps=3)
-    with pytest.raises(RunMismatchError, match="the step differs"):
-        run(ftrain.make_step(loss_fn, ADAM(2e-3)), steps=4)
+    other = ftrain.make_step(loss_fn, ADAM(2e-3))
+    with pytest.raises(RunMismatchError, match="the optimizer differs"):
+        run(other, steps=4)
+    with pytest.raises(RunMismatchError, match="the step differs"):  # a function of one's own
+        run(lambda state, batch: other(state, batch), steps=4)
+    with pytest.raises(RunMismatchError, match="clip_global_norm was None, now 1.0"):
+        run(ftrain.make_step(loss_fn, ADAM(1e-3), clip_global_norm=1.0), steps=4)
 
 
 def test_data_that_are_no_pipeline_are_compared_by_what_the_step_computes(train, pipeline):

@@ -104,8 +104,8 @@ def test_a_file_that_may_not_grow_is_a_clear_error_and_what_was_saved_stays(tmp_
 
 
 TASKS = """
-import asyncio, gc
-import ftrain.checkpoints
+import asyncio, gc, sys
+from ftrain.checkpoints import CheckpointManager
 from orbax.checkpoint import v1 as ocp
 
 async def own():
@@ -120,6 +120,8 @@ async def forget_both():
     del tasks
     gc.collect()
 
+with CheckpointManager(sys.argv[1]) as manager:
+    manager.save(1, {"w": 1.0})
 asyncio.run(forget_both())
 """
 
