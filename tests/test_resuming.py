@@ -225,7 +225,7 @@ def test_a_run_of_a_step_is_compared_too(pipeline, tmp_path):
         run(other, steps=4)
     with pytest.raises(RunMismatchError, match="the step differs"):  # a function of one's own
         run(lambda state, batch: other(state, batch), steps=4)
-    with pytest.raises(RunMismatchError, match="clip_global_norm was None, now 1.0"):
+    with pytest.raises(RunMismatchError, match=r"clip_global_norm was None, now 1\.0"):
         run(ftrain.make_step(loss_fn, ADAM(1e-3), clip_global_norm=1.0), steps=4)
 
 
