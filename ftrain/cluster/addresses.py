@@ -92,9 +92,9 @@ def explain_bind_error(address: Address, error: OSError) -> str:
     # Python 3.13 and later raise an error without a number if no address is one of this host.
     if error.errno == errno.EADDRNOTAVAIL or not any(map(_is_own, found)):
         return (
-            f"{address.host} resolves to {', '.join(found) or 'nothing'}, which is not an address of "
-            f"this host, {socket.gethostname()}; start process 0 on the host that the cluster spec names for "
-            "it, or change the spec"
+            f"{address.host} resolves to {', '.join(found) or 'nothing'}, "
+            f"which is not an address of this host, {socket.gethostname()}; "
+            "start process 0 on the host that the cluster spec names for it, or change the spec"
         )
     return f"{error.strerror or error}; is another job running there? choose another port"
 

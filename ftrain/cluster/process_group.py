@@ -283,7 +283,9 @@ def check_facts(facts: list[Mapping[str, Any]]) -> None:
             if here != there:
                 differences.append(f"{key} is {here!r} at process {index}, {there!r} at process 0")
     if differences:
-        raise ProcessMismatchError("the processes differ:\n  " + "\n  ".join(differences))
+        raise ProcessMismatchError(
+            "all processes must have the same config and versions:\n  " + "\n  ".join(differences)
+        )
 
 
 class Probe(NamedTuple):

@@ -172,6 +172,6 @@ def test_a_disk_that_cannot_be_written_is_a_failed_save(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ftrain.storage.sync", fail)
-    with pytest.raises(SaveError, match=r"the metrics of .*1 were not completed: .*No space left"):
+    with pytest.raises(SaveError, match=r"the metrics of .*1 were not written: .*No space left"):
         manager.complete(1, metrics={"score": 1.0})
     assert verify(tmp_path / "1") == []

@@ -65,11 +65,11 @@ def test_processes_of_one_host_join_at_a_port_of_their_job(environ):
 )
 def test_on_several_hosts_it_must_be_said_where_process_0_is(environ, hint):
     with pytest.raises(
-        ValueError, match="but does not say where process 0 is: set FTRAIN_CHIEF"
+        ValueError, match="but does not give the address of process 0: set FTRAIN_CHIEF"
     ) as caught:
         membership(environ)
     assert hint in str(caught.value)
-    assert "FTRAIN_PROCESSES=1 if each process is to be a run of its own" in str(caught.value)
+    assert "FTRAIN_PROCESSES=1 to make each process a run of its own" in str(caught.value)
     found = membership(environ | CHIEF)
     assert found is not None
     assert found.coordinator == "node1:8476"

@@ -201,11 +201,13 @@ WRONG_FIT = "the rule for 'dense/kernel' does not fit leaf params/dense/kernel o
     [
         (
             ["", "model"],
-            "dimension 1, 9, does not divide over model=2; pad it to 10, or put before it a rule for this",
+            "dimension 1, 9, does not divide over model=2; pad it to 10, "
+            "or put a rule for this leaf before it",
         ),
         (
             ["fsdp+model"],
-            "dimension 0, 6, does not divide over fsdp=4 x model=2; pad it to 8, or put before it a rule",
+            "dimension 0, 6, does not divide over fsdp=4 x model=2; pad it to 8, "
+            "or put a rule for this leaf before it",
         ),
         (["modle"], "there is no axis 'modle'; did you mean model?"),
         (["x"], "there is no axis 'x'; there are data, fsdp, model"),
@@ -213,7 +215,7 @@ WRONG_FIT = "the rule for 'dense/kernel' does not fit leaf params/dense/kernel o
         (["data+data"], "it names the axis data twice"),
         (
             ["", "", "data"],
-            "it has entries for 3 dimensions, the leaf has 2; put before it a rule for this leaf: ",
+            "it has entries for 3 dimensions, the leaf has 2; put a rule for this leaf before it: ",
         ),
     ],
 )

@@ -147,13 +147,13 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (b"[" * 900 + b"\n", f"nested more than {MAX_DEPTH} deep"),
-        (b'{"hello":' * 100 + b"\n", f"nested more than {MAX_DEPTH} deep"),
+        (b"[" * 900 + b"\n", f"the message has more than {MAX_DEPTH} levels of nesting"),
+        (b'{"hello":' * 100 + b"\n", f"the message has more than {MAX_DEPTH} levels of nesting"),
         (
             b'"' + b"x" * MAX_HANDSHAKE_LINE + b'"\n',
-            f"a line of more than {MAX_HANDSHAKE_LINE:,} bytes",
+            f"the line has more than {MAX_HANDSHAKE_LINE:,} bytes",
         ),
-        (b'{"hello": ' + b"9" * 5000 + b"}\n", "a line of more than"),
+        (b'{"hello": ' + b"9" * 5000 + b"}\n", "the line has more than"),
         (b"GET / HTTP/1.1\r\n\r\n", "it is not an ftrain process"),
         (b"\xff\xfe\n", "it is not an ftrain process"),
         (b"[1]\n", "it is not an ftrain process"),
@@ -208,9 +208,9 @@ def test_what_a_process_may_send_is_limited_where_it_is_sent(server):
     deep: list = []
     for _ in range(MAX_DEPTH):
         deep = [deep]
-    with pytest.raises(ValueError, match="for 'deep' is a message nested more than"):
+    with pytest.raises(ValueError, match="for 'deep' cannot be sent: the message has more than"):
         own.gather("deep", deep, 5.0)
-    with pytest.raises(ValueError, match="for 'long' is a message of 16,777,"):
+    with pytest.raises(ValueError, match="for 'long' cannot be sent: the message has 16,777,"):
         own.gather("long", "x" * MAX_LINE, 5.0)
     assert meet(own, server[0]) == [[7, 7], [7, 7]]
 

@@ -143,7 +143,7 @@ def test_a_record_above_the_limit_is_damage_that_names_the_limit(tmp_path):
     assert found == [b"one", b"three"]
     assert [damage.number for damage in damages] == [1]
     assert list(read_records(path, max_record_bytes=2000))[1] == bytes(2000)
-    with pytest.raises(ValueError, match="max_record_bytes is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="max_record_bytes must be at least 1, got 0"):
         read_records(path, max_record_bytes=0)
 
 

@@ -75,9 +75,9 @@ def test_nothing_is_no_fault(text):
         ("kill rank=² step=1", r"rank must be an integer"),
         ("kill rank=1 step=" + "9" * 5000, r"step must be an integer"),
         ("exit rank=1 step=4 code=256", r"code must be an integer up to 255, got '256'"),
-        ("slow_data rank=1 step=4 secs=nan", r"secs must be a number above 0, got 'nan'"),
-        ("slow_data rank=1 step=4 secs=inf", r"secs must be a number above 0"),
-        ("slow_data rank=1 step=4 secs=0", r"secs must be a number above 0"),
+        ("slow_data rank=1 step=4 secs=nan", r"secs must be a finite number > 0, got 'nan'"),
+        ("slow_data rank=1 step=4 secs=inf", r"secs must be a finite number > 0"),
+        ("slow_data rank=1 step=4 secs=0", r"secs must be a finite number > 0"),
         (
             "kill rank=1 step=4; full_disk",
             r"fault 'full_disk': step missing; expected 'full_disk \[rank=\.\.\] step",

@@ -286,9 +286,12 @@ def test_sharded_on_four_devices_equals_single(make, packed):
         ),
         (
             {"a": Rows(jnp.array([0]), jnp.ones((1, 3))), "b": {"c": None}},
-            r"at a: Rows hold \(1, 3\), not \(1, 2\) for 1",
+            r"at a: the values of Rows have shape \(1, 3\), expected \(1, 2\) for 1",
         ),
-        ({"a": None, "b": {"c": None}}, "no parameter has a gradient: all of them are None"),
+        (
+            {"a": None, "b": {"c": None}},
+            "every gradient is None, expected a gradient of at least one",
+        ),
     ],
 )
 def test_gradients_that_do_not_fit_are_named(make, gradients, message):
@@ -303,7 +306,7 @@ def test_rows_whose_indices_were_taken_for_numbers_are_named(make):
     broken = jax.tree.map(lambda leaf: leaf * 0.5, {"a": Rows(jnp.array([0]), jnp.ones((1, 2)))})
     with pytest.raises(
         TypeError,
-        match="gradients of a are Rows whose indices are not a list of integers, but float32",
+        match="gradients of a are Rows whose indices must be a list of integers, got float32",
     ):
         transform.update(broken, transform.init({"a": PARAMS["a"]}), {"a": PARAMS["a"]})
 
@@ -337,6 +340,6 @@ def test_the_state_of_another_optimizer_is_refused(make):
         (optax.adam(0.1).init(PARAMS), "got tuple"),
     ):
         with pytest.raises(
-            ValueError, match=f"the state is not one of this optimizer.*{found}; init"
+            ValueError, match=f"the state must have the slots of this optimizer, .*{found}; init"
         ):
             transform.update(PARAMS, state, PARAMS)

@@ -413,15 +413,17 @@ def test_what_does_not_fit_is_named():
     for decay in (1.0, -0.1, np.nan):
         with pytest.raises(ValueError, match=r"averages must be in \[0, 1\), got"):
             sync_replicas(IDENTITY, 2, averages=decay)
-    transform, averaging = sync_replicas(IDENTITY, 2), sync_replicas(IDENTITY, 2, averages=0.9)
+    transform = sync_replicas(IDENTITY, 2)
+    averaging = sync_replicas(IDENTITY, 2, averages=0.9)
     state = transform.init(PARAMS)
     with pytest.raises(
         ValueError,
-        match=r"not one of sync_replicas, but EmptyState: init\(params\) makes a new state",
+        match=r"must be a SyncReplicasState, got EmptyState; init\(params\) makes a new one",
     ):
         transform.update(PARAMS, IDENTITY.init(PARAMS), PARAMS)
     with pytest.raises(
-        ValueError, match="with other arguments: it keeps sums of gradients and no averages"
+        ValueError,
+        match="has sums and no averages, expected sums and averages: it was made with other arg",
     ):
         averaging.update(PARAMS, state, PARAMS)
     with pytest.raises(
