@@ -1,4 +1,4 @@
-"""The examples for launchers of clusters: what they give to each process, and what they do when one ends."""
+"""The examples for cluster launchers: what each process gets, and what happens when one ends."""
 
 import os
 import re
@@ -26,7 +26,8 @@ POD = JOB["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 LIMIT = 120.0  # seconds; a test that needs them has failed
 
-# A stand-in for srun: it starts the tasks of the step on this machine, and answers with the worst of their codes.
+# A stand-in for srun: it starts the tasks of the step on this machine and exits with the highest
+# of their codes.
 TASKS_HERE = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 for ((task = 0; task < SLURM_NTASKS; task++)); do
@@ -193,7 +194,7 @@ def test_a_launcher_opens_with_its_command_time_and_result(path):
 
 
 class Pod:
-    """The container's program, with a stand-in for ftrain, as process number 1 of a pod would run it."""
+    """The container's program, with a stand-in for ftrain, as process 1 of a pod would run it."""
 
     def __init__(self, home: Path, ftrain: str):
         self.last = home / "run" / "checkpoints" / "2000"
@@ -250,7 +251,7 @@ def test_a_pod_passes_sigterm_on_and_waits_for_the_save(tmp_path, saves_last):
 
 
 def test_a_pod_does_not_take_its_own_signal_for_the_code_of_the_training(tmp_path):
-    """The shell may see at the same moment that it was told to stop and that the training has ended."""
+    """The shell may receive the signal at the same moment as the training ends."""
     ends_at_once = SAVES.partition("os.makedirs")[0] + "os._exit(0)\n"
     for number in range(20):
         pod = Pod(tmp_path / f"{number}", "")

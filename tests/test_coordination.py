@@ -86,7 +86,7 @@ def test_a_request_to_stop_as_in_the_reference(case):
         if event["call"] == "request_stop" and case["exc_info_tuple"] and error is not None:
             try:
                 raise error
-            except BaseException:  # noqa: BLE001
+            except BaseException:  # noqa: BLE001 - sys.exc_info() needs it
                 coordinator.request_stop(sys.exc_info())
         elif event["call"] == "request_stop":
             coordinator.request_stop(error)

@@ -164,7 +164,7 @@ def test_arguments_that_are_refused():
     ):
         replica_device_setter(ps_tasks=-1)
     with pytest.raises(TypeError, match=r"ps_strategy must be callable"):
-        replica_device_setter(ps_tasks=1, ps_strategy=0)  # pyright: ignore[reportArgumentType]
+        replica_device_setter(ps_tasks=1, ps_strategy=0)
     with pytest.raises(TypeError, match=r"`cluster` must be a dictionary"):
         replica_device_setter(cluster=["ps"])
 
@@ -179,7 +179,7 @@ def test_sizes_in_bytes():
     assert Operation(shape=(10**12,)).nbytes == 4 * 10**12
     for shape in ((None, 3), (-1,), (2.5,)):
         with pytest.raises(ValueError, match=r"the shape .* of a VarHandleOp is not known"):
-            _ = Operation(shape=shape).nbytes  # pyright: ignore[reportArgumentType]
+            _ = Operation(shape=shape).nbytes  # pyright: ignore[reportArgumentType] - the case
 
 
 @given(operations, st.integers(1, 6))

@@ -1,4 +1,7 @@
-"""A process of a job that saves or restores: multihost_program.py PORT INDEX COUNT DIRECTORY ACTION"""
+"""One process of a job that saves or restores.
+
+multihost_program.py PORT INDEX COUNT DIRECTORY ACTION
+"""
 
 import sys
 

@@ -114,7 +114,7 @@ def test_a_clock_that_is_put_back_does_not_change_what_is_latest(tmp_path):
 
 
 def test_a_step_saved_anew_is_the_latest(tmp_path):
-    """A run that went back to step 1 and on from there is resumed from where it is, not from where it once was."""
+    """A run that went back to step 1 resumes from its newest save, not from its highest step."""
     manager = CheckpointManager(tmp_path, keep=3)
     for step in (1, 2, 3):
         manager.save(step, tree(step))

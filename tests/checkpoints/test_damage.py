@@ -129,7 +129,7 @@ def test_a_wrong_digit_in_the_catalog_does_not_take_a_run_back(saved, tmp_path):
 
 
 def check_damage(saved, tmp_path, seed, damage, everywhere):
-    """Damage a directory of two checkpoints, or the newer of them: what is restored is what was saved."""
+    """Damage one or both of two checkpoints: what is restored is what was saved."""
     directory = tmp_path / "damaged"
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(saved, directory)
@@ -200,7 +200,7 @@ def test_damage_of_a_large_file_is_found_through_its_values(tmp_path, elements):
     """Restoring does not read large files twice, for their checksums."""
     large = {f"{n}": np.random.default_rng(n).random(elements).astype(np.float32) for n in range(8)}
     CheckpointManager(tmp_path).save(1, large)
-    # Which leaves share a file is a matter of chance; the largest file has two of the smaller ones at least.
+    # Orbax does not fix which leaves share a file; the largest file has at least two small ones.
     largest = max((tmp_path / "1").rglob("d/*"), key=lambda path: path.stat().st_size)
     leaf = next(name for name, array in large.items() if array.tobytes() in largest.read_bytes())
     file = damage_a_leaf(tmp_path / "1", large[leaf])
@@ -335,7 +335,10 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(
 
         rewrite_manifest(path, forge)
     like = {"w": jax.ShapeDtypeStruct(tuple(shape) if key == "shape" else (300, 40), jnp.float32)}
-    told = r"leaf w cannot be read: .* would have 175921860444160 bytes, expected at most \d+ \(the memory of"
+    told = (
+        r"leaf w cannot be read: .* would have 175921860444160 bytes, "
+        r"expected at most \d+ \(the memory of"
+    )
     with pytest.raises(DamagedError, match=told):
         CheckpointManager(tmp_path).restore(like=like, step=1)
     with pytest.raises(DamagedError, match=told):
@@ -386,7 +389,10 @@ def rewrite_manifest(path: Path, change) -> None:
 
 @pytest.mark.parametrize("use_zarr3", [False, True])
 def test_a_lost_chunk_of_a_plain_orbax_checkpoint_is_damage(tmp_path, use_zarr3):
-    """Orbax stores zeros too, so that a chunk which is not there was lost; older versions did not, and say nothing."""
+    """Orbax stores zeros too, so a missing chunk is damage.
+
+    Older versions stored no zeros; for those, it is not reported.
+    """
     home = tmp_path / "plain"
     handler = orbax.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=use_zarr3)
     with orbax.Checkpointer(handler) as saver:

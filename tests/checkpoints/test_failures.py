@@ -1,4 +1,4 @@
-"""Processes that are killed inside of saves, full disks, and directories that cannot be written to or are gone."""
+"""Processes killed during saves, full disks, and directories that are missing or read-only."""
 
 import logging
 import random
@@ -25,7 +25,9 @@ from ftrain.checkpoints import CheckpointManager
 with CheckpointManager(sys.argv[1], keep=2) as manager:
     step = (manager.latest() or 0) + 1
     while True:
-        manager.save(step, {f"leaf{n}": np.full((40, 1000), float(step * 100 + n), np.float32) for n in range(10)})
+        values = {f"leaf{n}": float(step * 100 + n) for n in range(10)}
+        leaves = {name: np.full((40, 1000), value, np.float32) for name, value in values.items()}
+        manager.save(step, leaves)
         print("saving", step, flush=True)
         manager.wait()
         print("saved", step, flush=True)

@@ -423,15 +423,18 @@ def test_infinities_and_nans_are_values_like_others():
     [
         (
             "model.safetensors",
-            r"model.safetensors is a safetensors file: read it with safetensors.numpy.load_file, not a",
+            r"model.safetensors is a safetensors file: "
+            r"read it with safetensors.numpy.load_file, not a",
         ),
         (
             "model.npz",
-            r"model.npz is a file of numpy arrays: read it with numpy.load, not a checkpoint; expected a checkp",
+            r"model.npz is a file of numpy arrays: read it with numpy.load, "
+            r"not a checkpoint; expected a checkp",
         ),
         (
             "train.tfrecord",
-            "train.tfrecord is a .tfrecord file, not a checkpoint; expected a checkpoint, a directory of",
+            "train.tfrecord is a .tfrecord file, not a checkpoint; "
+            "expected a checkpoint, a directory of",
         ),
         ("LICENSE", "LICENSE is a file, not a checkpoint; expected a checkpoint"),
         (

@@ -1,4 +1,4 @@
-"""Several real processes: what they saved together is restored by as many, by more, and by fewer."""
+"""Several real processes save together; as many, more or fewer processes restore."""
 
 import os
 import socket

@@ -84,7 +84,10 @@ def test_a_reader_beside_a_writer_that_deletes_always_finds_one(tmp_path):
 
 
 def test_a_step_that_is_being_replaced_is_still_there(tmp_path):
-    """For a moment, or for ever if the process is killed then, the old one has another name and the new one none."""
+    """During a replacement the old checkpoint has another name, and the new one has none yet.
+
+    This state remains if the process is killed then.
+    """
     CheckpointManager(tmp_path).save(5, tree(5.0))
     (tmp_path / "5").rename(tmp_path / "5.replaced")
     manager = CheckpointManager(tmp_path)

@@ -106,7 +106,7 @@ def test_a_leaf_without_a_value_cannot_keep_it(manager):
     like = jax.eval_shape(tree)
     assert flat(manager.restore(like=like)) == flat(tree())
     with pytest.raises(
-        CheckpointError, match="leaf head/0 is not restored from the checkpoint, and has no value"
+        CheckpointError, match="leaf head/0 is not restored, and `like` has no value for it to keep"
     ):
         manager.restore(like=like, exclude=["head/.*"])
 
@@ -205,7 +205,7 @@ def test_keys_with_dots_and_slashes_come_back(manager):
 
 
 def test_steps_that_write_over_the_state_do_not_change_what_is_being_saved(manager):
-    """Donated arrays, and numpy arrays that the caller goes on to write to, while the save is under way."""
+    """Donated arrays, and numpy arrays that the caller overwrites while the save is pending."""
     step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
     state, own = {f"{n}": jnp.zeros(100_000) for n in range(20)}, np.zeros(100_000)
     manager.save(1, {"state": state, "own": own})

@@ -122,7 +122,7 @@ def test_what_there_is_is_found(manager, tmp_path):
     "case", [case for case in cases("saver") if case["what"] == "checkpoint state file"]
 )
 def test_a_state_file_of_the_reference_is_followed(case, tmp_path):
-    """Its paths may be relative to it or absolute; the recorded ones stand for those of another working directory."""
+    """Its paths are relative or absolute; <cwd> stands for the recorded working directory."""
     text = case["text"].replace("<cwd>", str(tmp_path))
     wanted = tmp_path / case["latest_checkpoint"].replace("<cwd>/", "")
     wanted.parent.mkdir(parents=True)

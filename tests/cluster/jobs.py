@@ -90,7 +90,7 @@ def launch(home: Path, count: int, *arguments: str, **options) -> tuple[int, str
 def run_group(
     config: Path, count: int, *arguments: str, own: dict[int, list[str]] | None = None, missing=()
 ):
-    """`ftrain train` as so many processes without a supervisor; for each its exit code and what it printed."""
+    """Run `count` processes of `ftrain train` without a supervisor; return each code and output."""
     addresses = free_addresses(count)
     processes = []
     for index in range(count):

@@ -1,4 +1,4 @@
-"""Hosts in network namespaces: each with its own address and name, cables that can be cut, and its own /etc/hosts."""
+"""Hosts in network namespaces, each with its own address, name, /etc/hosts and a link to cut."""
 
 import json
 import os
@@ -36,10 +36,10 @@ def why_not() -> str | None:
 
 
 class Network:
-    """`count` hosts n1, n2, ... at 10.77.0.11, .12, ..., joined by a bridge in a namespace of its own."""
+    """`count` hosts n1, n2, ... at 10.77.0.11, .12, ..., on a bridge in its own namespace."""
 
     def __init__(self, home: Path, count: int, hosts: Mapping[str, str] | None = None):
-        """`hosts` has lines for the /etc/hosts of single hosts, which come before the common ones."""
+        """`hosts` has lines for the /etc/hosts of single hosts, before the common ones."""
         self.names = [f"n{number + 1}" for number in range(count)]
         self._home, self._prefix, self._own = home, f"ft{os.getpid()}", hosts or {}
         self._switch = f"{self._prefix}-switch"
@@ -63,7 +63,7 @@ class Network:
     def start(
         self, host: str, *words: str, hidden: Path | None = None, **variables: str
     ) -> subprocess.Popen[str]:
-        """`ftrain` with these words on a host; `hidden` is a directory that is another one there."""
+        """Run `ftrain` with these words on a host; `hidden` is a directory not shared with it."""
         enter = [
             "nsenter",
             f"--net=/var/run/netns/{self._space(host)}",

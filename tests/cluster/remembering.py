@@ -1,4 +1,4 @@
-"""A program whose early stopping goes on counting after an interruption; run by test_programs.py."""
+"""A program whose early stopping keeps its count across an interrupt; run by test_programs.py."""
 
 import sys
 from pathlib import Path

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.reference
 SPECS = [case for case in cases("cluster") if case["what"] == "tf.train.ClusterSpec"]
 PLACEMENTS = [case for case in cases("cluster") if case["what"] == "tf.train.replica_device_setter"]
 GREEDY = [case for case in cases("cluster") if "greedy" in case["what"]]
-DELIBERATE = (  # how the reference's own messages begin; others are Python's or protobuf's, and ours say more
+# How the reference's own messages begin. Others are Python's or protobuf's, and ours say more.
+DELIBERATE = (
     "No such job",
     "No task with index",
     "The tasks for job",
@@ -38,7 +39,7 @@ def name_of(case):
 
 
 def argument_of(case):
-    """What the reference was given: JSON has turned its tuples into lists and its integer keys into text."""
+    """Return the argument of the reference; JSON changed tuples to lists, integer keys to text."""
     try:
         return ast.literal_eval(case["argument_repr"])
     except (ValueError, SyntaxError):
@@ -48,7 +49,7 @@ def argument_of(case):
 def outcome(call, *arguments):
     try:
         return {"value": json.loads(json.dumps(call(*arguments)))}
-    except Exception as error:  # noqa: BLE001  # whatever is raised is compared
+    except Exception as error:  # noqa: BLE001 - whatever is raised is compared
         return {"error": type(error).__name__, "message": str(error)}
 
 
@@ -119,7 +120,8 @@ def placements(case, **more):
     place = replica_device_setter(**case["arguments"], **more)
     if place is None:
         return {"setter": None}
-    # The reference makes the first value of a variable before the variable, and two operations after all of them.
+    # The reference creates the initial value of a variable before the variable, and two operations
+    # after all variables.
     variables = variables_of(case)
     graph = [
         op

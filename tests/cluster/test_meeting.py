@@ -246,7 +246,8 @@ def test_facts_that_differ_are_named():
     check_facts([{"a": 1}, {"a": 1}])
     with pytest.raises(
         ClusterError,
-        match=r"(?s)must have the same config and versions:.*b is 3 at process 2, 2 at process 0.*c is 1 at",
+        match=r"(?s)must have the same config and versions:"
+        r".*b is 3 at process 2, 2 at process 0.*c is 1 at",
     ):
         check_facts([{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 1}])
 

@@ -303,7 +303,8 @@ def test_leaves_that_cannot_be_split_are_named_with_the_way_out():
     told = Sharding([{"leaf": "b", "axes": []}]).undivided(tree, AXES)
     assert told == [
         "params/odd of shape [255, 333] is replicated on every device, "
-        "as fsdp=4 divides none of its dimensions; pad 333 to 336, choose fsdp=3, or give it a rule",
+        "as fsdp=4 divides none of its dimensions; "
+        "pad 333 to 336, choose fsdp=3, or give it a rule",
         "params/prime of shape [65537] is replicated on every device, "
         "as fsdp=4 divides none of its dimensions; pad 65537 to 65540, or give it a rule",
     ]

@@ -27,7 +27,7 @@ json_values = st.recursive(
 def test_it_is_equal_to_the_same_in_another_order_and_has_no_hash():
     assert ClusterSpec({"ps": {1: "c:1"}, "idle": {}, "worker": {1: "b:1", 0: "a:1"}}) == SPEC
     assert ClusterSpec({"worker": ["a:1"]}) != SPEC
-    assert SPEC != None  # noqa: E711
+    assert SPEC != None  # noqa: E711 - the operator is tested
     assert SPEC != 5
     with pytest.raises(TypeError, match=r"unhashable"):
         hash(SPEC)

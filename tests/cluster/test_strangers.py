@@ -81,7 +81,7 @@ def meet(own: ControlClient, address) -> list:
 
 
 def logged(capsys, pattern: str) -> list[str]:
-    """The log lines so far; waits until one of them matches, because the server logs in a thread of its own."""
+    """Return the log lines so far; wait until one matches, as the server logs in a thread."""
     lines, deadline = [], time.monotonic() + 30
     while not any(re.search(pattern, line) for line in lines):
         assert time.monotonic() < deadline, lines
@@ -302,7 +302,8 @@ def test_a_process_with_another_token_is_told_what_to_check_and_named_by_the_oth
     done = run("train", config, f"run.directory={tmp_path / 'run'}", env=environment() | variables)
     assert done.returncode == 2
     assert re.fullmatch(
-        r"ftrain: process 1 on \S+ was refused at \S+: process 0 has another job token than FTRAIN_JOB_TOKEN here; "
+        r"ftrain: process 1 on \S+ was refused at \S+: "
+        r"process 0 has another job token than FTRAIN_JOB_TOKEN here; "
         r"set the same FTRAIN_JOB_TOKEN for all processes\n",
         done.stderr,
     ), done.stderr

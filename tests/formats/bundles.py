@@ -1,4 +1,4 @@
-"""A writer of TensorFlow's checkpoints, as plain as the format allows, for tests that need ones nobody would write."""
+"""A minimal writer of TensorFlow checkpoints, for tests that need unusual or invalid ones."""
 
 import contextlib
 import struct

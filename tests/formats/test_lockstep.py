@@ -1,4 +1,4 @@
-"""Batches are walked in lock-step and single records are parsed as messages: both have to say the same."""
+"""Batches parsed in lock-step and records parsed one by one give the same arrays and errors."""
 
 import random
 import threading
@@ -174,7 +174,7 @@ def test_a_parser_that_has_seen_other_batches_says_the_same(seed):
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**48))
 def test_messages_decode_to_the_same_values(seed):
-    """Against protobuf's own lists, since single records share the decoding of payloads with batches."""
+    """Compare with protobuf's own lists: single records and batches share a decoder of payloads."""
     records = random_records(random.Random(seed))
     try:
         messages = [Example.FromString(record).features.feature for record in records]

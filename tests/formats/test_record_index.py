@@ -126,7 +126,7 @@ def test_what_cannot_be_indexed(tmp_path):
         index_records(tmp_path / "train.tfrecord.gz")
     with pytest.raises(FileNotFoundError):
         index_records(tmp_path / "none")
-    with pytest.raises(ValueError, match="on_damage must be .*, got 'warn'"):
+    with pytest.raises(ValueError, match=r"on_damage must be .*, got 'warn'"):
         index_records(tmp_path / "none", on_damage="warn")
 
 

@@ -373,9 +373,9 @@ def test_what_cannot_be_opened_is_an_ordinary_error(tmp_path):
 
 
 def test_unknown_options_are_refused_at_once(tmp_path):
-    with pytest.raises(ValueError, match="compression must be .*, got 'gz'"):
+    with pytest.raises(ValueError, match=r"compression must be .*, got 'gz'"):
         read_records(tmp_path, compression="gz")
-    with pytest.raises(ValueError, match="on_damage must be .*, got 'ignore'"):
+    with pytest.raises(ValueError, match=r"on_damage must be .*, got 'ignore'"):
         read_records(tmp_path, on_damage="ignore")
 
 

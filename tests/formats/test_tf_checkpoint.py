@@ -194,11 +194,11 @@ def test_a_bool_is_true_for_any_byte_but_zero(tmp_path):
     assert read.view(np.uint8).tolist() == [0, 1, 1]
 
 
-# Partitioned variables: a slice is [(start, length), ...], an extent without numbers is a whole dimension
+# Partitioned variables: a slice is [(start, length), ...]; () as an extent is a whole dimension.
 
 
 def sliced(shape, slices):
-    """Entries of a variable w of 0, 1, 2, ... and its data; `slices` maps the end of each key to extents."""
+    """Return entries and data of w = 0, 1, 2, ...; `slices` maps the end of each key to extents."""
     whole, entries, data = np.arange(math.prod(shape), dtype=np.float32).reshape(shape), {}, b""
     for tail, extents in slices.items():
         box = tuple(slice(e[0], e[0] + e[1]) if e else slice(None) for e in extents)

@@ -109,7 +109,8 @@ def test_the_paths_of_objects_lead_to_all_variables_of_an_object_based_checkpoin
         assert objects == {}
         return
     assert {*objects.values()} == {*checkpoint.variables} - {graph}
-    # TensorFlow makes keys of paths: "." in a name becomes "..", "/" becomes ".S", and words of its own start with ".".
+    # TensorFlow makes keys of paths: "." in a name becomes "..", "/" becomes ".S", and words of its
+    # own start with ".".
     plain = {"..": ".", ".S": "/", ".OPTIMIZER_SLOT/": ""}
     for path, key in objects.items():
         words = key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").replace("/.ATTRIBUTES/", "/")
@@ -180,7 +181,7 @@ def test_every_byte_of_an_index_is_covered_but_for_its_end(case, tmp_path):
     prefix = shutil.copytree(folder_of(case), tmp_path / "copy") / case["prefix"]
     path = prefix.with_name(f"{prefix.name}.index")
     index, intact = path.read_bytes(), TfCheckpoint(prefix).variables
-    # The footer has no checksum, and the block without entries that stands next to the last is not read.
+    # The footer has no checksum, and the empty block before the last one is not read.
     start = index.rindex(empty := sealed(block([])))
     unread = {*range(start, start + len(empty)), *range(len(index) - 48, len(index))}
     for place in range(0, len(index), max(1, len(index) // 500)):

@@ -1,6 +1,8 @@
-"""Reads mutated inputs in this process, under limits on time and memory; prints the totals of each format as JSON.
+"""Read mutated inputs in this process, under limits on time and memory.
 
-python tests/fuzzing/campaign.py 0 1000 "records, plain" csv     # the inputs 0 to 999 of two formats
+Prints the totals of each format as JSON.
+
+python tests/fuzzing/campaign.py 0 1000 "records, plain" csv  # inputs 0 to 999 of two formats
 """
 
 import contextlib
@@ -22,7 +24,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "format
 SECONDS = 20  # for one input: it guards against hangs, not against slow machines
 MEMORY = 1 << 30  # bytes above what the process has when it begins
 MOST_FAILURES = 20
-PROGRESS = "FUZZING_PROGRESS"  # names a file for the input that is being read, should the process die of it
+PROGRESS = "FUZZING_PROGRESS"  # names a file for the input being read, in case the process dies
 
 
 def main(first: int, count: int, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Mutations that know the structure of what they change, so that they get beyond the first check of a reader."""
+"""Mutations that know the structure of an input, so that they pass the first check of a reader."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The readers that are fuzzed: how inputs of each format are made and read, and which errors are documented."""
+"""The fuzzed readers: how inputs of each format are made and read, and the documented errors."""
 
 import gzip
 import io
@@ -62,7 +62,7 @@ MOST_RECORD_BYTES = 1 << 24  # so that the limit is met
 
 
 class Format(NamedTuple):
-    """`make` an input, and `read` it with a directory to use; `errors` are those that a reader may raise."""
+    """`make` an input, and `read` it with a scratch directory; a reader may raise `errors`."""
 
     make: Callable[[random.Random], Any]
     read: Callable[[Any, Path], None]

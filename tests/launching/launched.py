@@ -1,4 +1,4 @@
-"""Starting the real command on programs, pretenders above all, and looking for what it leaves behind."""
+"""Start the real command on programs, mostly pretenders, and look for what it leaves behind."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 
 class Launcher:
-    """`ftrain launch` of `n` processes of a program that are at home in a directory, as their command line says."""
+    """`ftrain launch` of `n` processes of a program; their command line names a home directory."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""A program that plays a training process: it keeps to the contract, in step with the others, without any jax.
+"""A stand-in for a training process: it follows the protocol, in step with others, without jax.
 
 pretender.py home=DIRECTORY steps=20 pace=0.01 save_every=5 [deed=WORD ...]
 
-The processes wait for each other at every step, through files in `home`; the first one "saves" the step there, and
-the next attempt goes on from it. A deed is something else to do: see `DEEDS`.
+The processes wait for each other at every step, through files in `home`. The first one "saves" the
+step there, and the next attempt resumes from it. A deed is something else to do: see `DEEDS`.
 """
 
 import atexit
@@ -63,7 +63,7 @@ class Pretender:
         self.tell(done=self.step)
 
     def meet(self) -> None:
-        """Wait until all have come to this step; the last one decides for all whether it is the last."""
+        """Wait until all have reached this step; the last process decides whether to stop there."""
         if (self.meeting / "stop").exists() and self.index == 0:
             (self.meeting / f"stopping-{self.step}").touch()
         (self.meeting / f"{self.step}-{self.index}").touch()
@@ -171,7 +171,7 @@ def make_a_mistake(pretender: Pretender) -> None:
 
 
 def find_itself_hanging(pretender: Pretender) -> None:
-    """The others' watchdogs, which fire before the supervisor looks: it is process 1 that is stuck."""
+    """The watchdogs of the others fire before the supervisor acts: process 1 hangs."""
     if pretender.attempt == 0 and pretender.index == 1:
         pretender.on_step = lambda: threading.Event().wait() if pretender.step == 3 else None
     elif pretender.attempt == 0:

@@ -24,7 +24,8 @@ def write(fault: Fault) -> str:
 
 def test_every_kind():
     text = (
-        "kill rank=1 step=40; freeze rank=2 step=60; hang rank=1 step=50; slow_data rank=0 step=80 secs=5; "
+        "kill rank=1 step=40; freeze rank=2 step=60; hang rank=1 step=50; "
+        "slow_data rank=0 step=80 secs=5; "
         "nan rank=1 step=90; full_disk step=100; exit rank=0 step=30 code=3"
     )
     assert parse_faults(text) == [

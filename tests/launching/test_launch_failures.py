@@ -88,9 +88,8 @@ def test_of_those_with_the_lowest_step_the_one_that_is_silent_longest():
 
 def test_one_that_has_not_begun_is_behind_all():
     found = find_hang([status(0, 0), status(1, None)], now=8.0)
-    assert (
-        found.description
-        == "process 1 hung before its first step (no sign of life for 8.0 s, its step is the lowest)"
+    assert found.description == (
+        "process 1 hung before its first step (no sign of life for 8.0 s, its step is the lowest)"
     )
 
 

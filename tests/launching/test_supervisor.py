@@ -94,7 +94,8 @@ def test_fewer_after_a_failure(tmp_path):
     [
         pytest.param(
             "freeze rank=2 step=8",
-            r"process 2 hung at step 7 \(it is stopped by a signal, no sign of life for [12]\.\d s\)",
+            r"process 2 hung at step 7 "
+            r"\(it is stopped by a signal, no sign of life for [12]\.\d s\)",
             marks=pytest.mark.campaign,
         ),
         ("hang rank=1 step=8", r"process 1 hung at step 7 \(no sign of life for [12]\.\d s, .*\)"),

@@ -1,4 +1,7 @@
-"""One table runs every optimizer through the same checks. Its numbers are checked against the reference elsewhere."""
+"""One table runs every optimizer through the same checks.
+
+Other tests compare the numbers with the reference.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -31,7 +31,7 @@ def make(case, dtype):
 
 
 def held_still(transform):
-    """The transform with its count kept at 0: the reference's global step, when it is not incremented."""
+    """The transform with its count kept at 0, like a global step that is not incremented."""
 
     def update(gradients, state, params):
         updates, state = transform.update(gradients, state, params)

@@ -1,4 +1,4 @@
-"""Synchronous replicas as a transform: bits, dtypes, devices, checkpoints, rows, and what is refused."""
+"""Synchronous replicas as a transform: bits, dtypes, devices, checkpoints, rows and errors."""
 
 import jax
 import jax.numpy as jnp

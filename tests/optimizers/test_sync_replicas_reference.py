@@ -1,4 +1,4 @@
-"""Synchronous replicas, against values of the reference and against a plain model of its accumulators and tokens."""
+"""Synchronous replicas, against the reference and a model of its accumulators and tokens."""
 
 import heapq
 from collections import deque
@@ -20,7 +20,9 @@ from ftrain.optimizers import (
 
 # The reference's own numbers.
 
-TAKEN = {  # replicas to aggregate: local steps of the arrivals, and the means that a ConditionalAccumulator gave, when
+# By replicas to aggregate: local steps of the arrivals, and the means that a ConditionalAccumulator
+# returned, and when.
+TAKEN = {
     1: (
         [0, 0, 1, 1, 2, 2, 3, 4, 4, 5],
         {n: np.float32(GRADIENTS[n]) for n in (0, 2, 4, 6, 7, 9)},
@@ -64,7 +66,12 @@ def test_the_means_are_those_of_the_references_accumulator(needed):
 
 
 def test_a_run_of_the_references_own_optimizer():
-    """SyncReplicasOptimizer(MomentumOptimizer(0.1, 0.9), 2, 1, ExponentialMovingAverage(0.3, global_step), [w])."""
+    """The reference is
+
+    SyncReplicasOptimizer(
+        MomentumOptimizer(0.1, 0.9), 2, 1, ExponentialMovingAverage(0.3, global_step), [w]
+    )
+    """
     given = [[1.76, 0.4], [0.98, 2.24], [1.87, -0.98], [0.95, -0.15], [-0.1, 0.41]]
     given += [[0.14, 1.45], [0.76, 0.12], [0.44, 0.33], [1.49, -0.21], [0.31, -0.85]]
     expected = [
@@ -88,7 +95,7 @@ def test_a_run_of_the_references_own_optimizer():
 
 
 class Accumulator:
-    """Takes gradients of replicas that are up to date, and gives their mean away when there are enough."""
+    """Accepts up-to-date gradients of replicas, and returns their mean once there are enough."""
 
     def __init__(self, needed):
         self.needed, self.step, self.dropped, self.held = needed, 0, 0, []
@@ -106,9 +113,9 @@ class Accumulator:
 
 
 def simulate(needed, total, seed, spare=0, length=40):
-    """Arrivals in their order, (gradient, local step, mean or None), of workers that are fast or slow by chance.
+    """Arrivals in order, (gradient, local step, mean or None), of workers of random speed.
 
-    `spare` tokens more than the first round needs let workers begin a second batch before it is over.
+    `spare` tokens beyond the first round let workers begin a second batch before it ends.
     """
     rng = np.random.default_rng(seed)
     accumulator, tokens, paused = (
