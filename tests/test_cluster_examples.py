@@ -119,7 +119,8 @@ def test_the_pods_are_one_group():
 
 
 def test_the_first_pod_has_the_name_that_all_connect_to():
-    name, domain = JOB["metadata"]["name"], POD["subdomain"]
+    name = JOB["metadata"]["name"]
+    domain = POD["subdomain"]
     assert pod_environment(0)["FTRAIN_CHIEF"].startswith(f"{name}-0.{domain}.")
     assert SERVICE["metadata"]["name"] == domain
     assert SERVICE["spec"]["clusterIP"] == "None"
@@ -204,7 +205,8 @@ class Pod:
             "RUN": f"{home / 'run'}",
             "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
         }
-        self.command, self.environ = [*CONTAINER["command"], *CONTAINER["args"]], environ
+        self.command = [*CONTAINER["command"], *CONTAINER["args"]]
+        self.environ = environ
 
     def start(self) -> subprocess.Popen[str]:
         return start_process(self.command, env=self.environ, stdout=subprocess.PIPE, text=True)
@@ -270,7 +272,8 @@ class Slurm:
     """The batch script in a directory of its own, with stand-ins for SLURM's commands."""
 
     def __init__(self, home: Path, srun: str):
-        self.home, self.requeued = home, home / "requeued"
+        self.home = home
+        self.requeued = home / "requeued"
         commands = home / ".venv" / "bin"
         script(commands / "srun", srun)
         script(commands / "scontrol", f'#!/bin/bash\necho "$@" >> {self.requeued}\n')

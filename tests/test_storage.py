@@ -102,7 +102,8 @@ def test_a_pattern_does_not_lose_files_to_a_directory_that_cannot_be_listed(tmp_
         == len(match_files(tmp_path / "**" / "*.txt"))
         == 2
     )
-    listdir, scandir = os.listdir, os.scandir
+    listdir = os.listdir
+    scandir = os.scandir
 
     def stale_at_b(real):
         def listing(path="."):

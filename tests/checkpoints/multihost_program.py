@@ -13,7 +13,8 @@ from ftrain.checkpoints import CheckpointManager, DamagedError
 
 
 def spread(value, *axes):
-    value, mesh = np.asarray(value), Mesh(np.array(jax.devices()), ("data",))
+    value = np.asarray(value)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
     return jax.make_array_from_callback(
         value.shape, NamedSharding(mesh, PartitionSpec(*axes)), lambda at: value[at]
     )

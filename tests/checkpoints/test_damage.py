@@ -311,7 +311,8 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(
     tmp_path, key, has_manifest
 ):
     """Without a guard, tensorstore ends the process: std::bad_alloc."""
-    path, shape = tmp_path / "1", [2**40, 40]
+    path = tmp_path / "1"
+    shape = [2**40, 40]
     if has_manifest:
         CheckpointManager(tmp_path).save(1, {"w": jnp.ones((300, 40))})
     else:

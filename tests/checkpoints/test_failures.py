@@ -42,7 +42,8 @@ def like():
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", [0, 1])  # two halves, so that they run side by side
 def test_25_kills_inside_of_saves_lose_nothing_that_was_saved(tmp_path, seed):
-    chance, inside = random.Random(seed), 0
+    chance = random.Random(seed)
+    inside = 0
     for _ in range(25):
         process = subprocess.Popen(
             [sys.executable, "-c", SAVING, tmp_path], stdout=subprocess.PIPE, text=True

@@ -207,7 +207,8 @@ def test_keys_with_dots_and_slashes_come_back(manager):
 def test_steps_that_write_over_the_state_do_not_change_what_is_being_saved(manager):
     """Donated arrays, and numpy arrays that the caller overwrites while the save is pending."""
     step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
-    state, own = {f"{n}": jnp.zeros(100_000) for n in range(20)}, np.zeros(100_000)
+    state = {f"{n}": jnp.zeros(100_000) for n in range(20)}
+    own = np.zeros(100_000)
     manager.save(1, {"state": state, "own": own})
     own += 1
     for _ in range(20):

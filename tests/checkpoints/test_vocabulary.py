@@ -42,7 +42,8 @@ def test_remap_is_what_a_loop_over_the_rows_gives(
     old = np.arange(3 * (len(old_words) + old_buckets), dtype=np.float32).reshape(-1, 3)
     fresh = -1 - np.arange(3 * (len(new_words) + new_buckets), dtype=np.float32).reshape(-1, 3)
     if axis == 1:
-        old, fresh = old.T, fresh.T
+        old = old.T
+        fresh = fresh.T
     before = fresh.copy()
     found = remap(old, old_words, new_words, fresh=fresh, axis=axis)
     np.testing.assert_array_equal(found, naive_remap(old, old_words, new_words, fresh, axis))

@@ -41,7 +41,9 @@ class Network:
     def __init__(self, home: Path, count: int, hosts: Mapping[str, str] | None = None):
         """`hosts` has lines for the /etc/hosts of single hosts, before the common ones."""
         self.names = [f"n{number + 1}" for number in range(count)]
-        self._home, self._prefix, self._own = home, f"ft{os.getpid()}", hosts or {}
+        self._home = home
+        self._prefix = f"ft{os.getpid()}"
+        self._own = hosts or {}
         self._switch = f"{self._prefix}-switch"
         self.started: list[subprocess.Popen[str]] = []
 
@@ -101,7 +103,8 @@ class Network:
         _ip("-n", self._switch, "link", "set", "bridge", "up")
         table = [f"10.77.0.{11 + number} {name}" for number, name in enumerate(self.names)]
         for number, name in enumerate(self.names):
-            space, port = self._space(name), self._port(name)
+            space = self._space(name)
+            port = self._port(name)
             _ip("netns", "add", space)
             _ip("-n", space, "link", "set", "lo", "up")
             _ip(

@@ -73,7 +73,8 @@ def test_the_same_arguments_are_refused(case):
 
 @pytest.mark.parametrize("case", [case for case in SPECS if "value" in case], ids=name_of)
 def test_a_spec_answers_the_same(case):
-    spec, wanted = ClusterSpec(argument_of(case)), case["value"]
+    spec = ClusterSpec(argument_of(case))
+    wanted = case["value"]
     check(outcome(spec.as_dict), wanted["as_dict"])
     assert spec.jobs == wanted["jobs"]
     assert bool(spec) == wanted["bool"]

@@ -26,7 +26,8 @@ MOMENTS = ("after a step", "inside of a save", "at any time")
 
 def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
     """Kill a process, at a moment of chance; whether a save was under way."""
-    checkpoints, before = job.run / "checkpoints", max(losses(job.run), default=0)
+    checkpoints = job.run / "checkpoints"
+    before = max(losses(job.run), default=0)
 
     def saves() -> set[str]:
         return {path.name for path in checkpoints.glob("*.saving*")}

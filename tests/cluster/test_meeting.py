@@ -25,7 +25,8 @@ TOKEN = JobToken("the token of all processes", "a test")
 def meeting():
     """A server for three, and a function that connects to it."""
     address = parse_address(free_addresses(1)[0])
-    server, lines = ControlServer(address, 3, TOKEN), []
+    server = ControlServer(address, 3, TOKEN)
+    lines = []
 
     def come(
         index: int, listen=lambda message: None, count: int = 3, limit: float = 5.0
@@ -66,7 +67,9 @@ def test_who_does_not_come_is_named(meeting):
 
 
 def test_a_step_is_decided_on_by_all(meeting):
-    counts, decided, done = [3, 7, 5], {}, threading.Barrier(4)
+    counts = [3, 7, 5]
+    decided = {}
+    done = threading.Barrier(4)
     lines: dict[int, ControlClient] = {}
 
     def listen(index):
@@ -87,7 +90,8 @@ def test_a_step_is_decided_on_by_all(meeting):
 
 
 def test_who_is_gone_is_told(meeting):
-    told, heard = [], threading.Event()
+    told = []
+    heard = threading.Event()
 
     def hear(message):
         told.append(message)

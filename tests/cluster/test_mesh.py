@@ -251,7 +251,8 @@ def test_two_processes_hold_the_slices_that_they_load():
 
 def load_and_compare(mesh: Mesh) -> tuple[int, int]:
     """Load a batch, check it on the devices, and return the shard of this process."""
-    batch, (index, count) = np.arange(8), batch_shard(mesh)
+    batch = np.arange(8)
+    index, count = batch_shard(mesh)
     own = np.split(batch, count)[index]
     array = jax.make_array_from_process_local_data(
         NamedSharding(mesh, PartitionSpec(BATCH_AXES)), own, (8,)

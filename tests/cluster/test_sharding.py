@@ -320,8 +320,10 @@ LENGTHS = st.lists(st.integers(1, 48), max_size=4)
 )
 def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, min_size):
     tree = {name: shape(*lengths) for name, lengths in leaves.items()}
-    sharding, axes = Sharding(min_size=min_size), {"data": 2, "fsdp": fsdp, "model": 1}
-    specs, told = sharding.specs(tree, axes), " ".join(sharding.undivided(tree, axes))
+    sharding = Sharding(min_size=min_size)
+    axes = {"data": 2, "fsdp": fsdp, "model": 1}
+    specs = sharding.specs(tree, axes)
+    told = " ".join(sharding.undivided(tree, axes))
     sizes = dict(zip(sorted(tree), leaf_bytes_per_device(tree, specs, axes), strict=True))
     for name, leaf in tree.items():
         is_told = f"{name} of shape {list(leaf.shape)}" in told
@@ -365,7 +367,8 @@ def bytes_on(tree) -> dict[int, int]:
     ],
 )
 def test_a_state_takes_on_each_device_what_was_computed(sizes, sharding, optimizer):
-    mesh, state = make_mesh(**sizes), make_state(optimizer)
+    mesh = make_mesh(**sizes)
+    state = make_state(optimizer)
     placed = jax.device_put(state, sharding.shardings(state, mesh))
     expected = bytes_per_device(state, sharding.specs(state, mesh.shape), mesh.shape)
     assert set(bytes_on(placed).values()) == {expected}
@@ -374,7 +377,8 @@ def test_a_state_takes_on_each_device_what_was_computed(sizes, sharding, optimiz
 
 @pytest.mark.parametrize("optimizer", [adam(0.001), optax.adamw(0.001)])
 def test_a_quarter_of_a_transformers_state_is_on_each_of_four_devices(optimizer):
-    sharding, mesh = Sharding(), make_mesh(fsdp=4)
+    sharding = Sharding()
+    mesh = make_mesh(fsdp=4)
     state = jax.jit(lambda: make_state(optimizer, width=256, vocabulary=4096, layers=2))()
     placed = jax.device_put(state, sharding.shardings(state, mesh))
     small = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.size < 65_536)
@@ -397,10 +401,8 @@ def test_a_quarter_of_a_transformers_state_is_on_each_of_four_devices(optimizer)
     ],
 )
 def test_steps_over_a_split_state_give_the_numbers_of_a_whole_one(optimizer, sizes, sharding):
-    mesh, step = (
-        make_mesh(**sizes),
-        ftrain.make_step(loss_fn, optimizer, averages=0.9, clip_global_norm=1.0),
-    )
+    mesh = make_mesh(**sizes)
+    step = ftrain.make_step(loss_fn, optimizer, averages=0.9, clip_global_norm=1.0)
     rng = np.random.default_rng(0)
     batches = [{name: rng.integers(0, 256, 16) for name in "xy"} for _ in range(5)]
     start = jax.jit(lambda: make_state(optimizer, layers=4))()  # so many that some slots are packed
@@ -409,7 +411,9 @@ def test_steps_over_a_split_state_give_the_numbers_of_a_whole_one(optimizer, siz
     compiled = jax.jit(
         step, in_shardings=(layout, split), out_shardings=(layout, None), donate_argnums=0
     )
-    whole, placed, alone = start, jax.device_put(start, layout), jax.jit(step)
+    whole = start
+    placed = jax.device_put(start, layout)
+    alone = jax.jit(step)
     before = bytes_on(placed)
     for batch in batches:
         whole, expected = alone(whole, batch)

@@ -20,7 +20,9 @@ def group():
     """Three process groups, as three processes of one job have them."""
     addresses = free_addresses(3)
     address = parse_address(addresses[0])
-    server, lines, members = ControlServer(address, 3, TOKEN), [], []
+    server = ControlServer(address, 3, TOKEN)
+    lines = []
+    members = []
     for index in range(3):
         member = ProcessGroup(ClusterSpec({"worker": addresses}), index, 3)
         lines.append(ControlClient(address, index, 3, 10.0, member.handle, TOKEN))

@@ -82,7 +82,8 @@ def meet(own: ControlClient, address) -> list:
 
 def logged(capsys, pattern: str) -> list[str]:
     """Return the log lines so far; wait until one matches, as the server logs in a thread."""
-    lines, deadline = [], time.monotonic() + 30
+    lines = []
+    deadline = time.monotonic() + 30
     while not any(re.search(pattern, line) for line in lines):
         assert time.monotonic() < deadline, lines
         lines += capsys.readouterr().err.splitlines()

@@ -41,7 +41,8 @@ def little_memory(limit=1 << 20):
 
 
 def varint(number):
-    low, number = [], number & (1 << 64) - 1
+    low = []
+    number &= (1 << 64) - 1
     while number > 0x7F:
         low.append(number & 0x7F | 0x80)
         number >>= 7
@@ -60,7 +61,9 @@ def message(*fields):
 
 
 def block(entries, interval=16):
-    body, restarts, last = b"", [], b""
+    body = b""
+    restarts = []
+    last = b""
     for number, (key, value) in enumerate(entries):
         shared = 0
         if number % interval == 0:
@@ -91,7 +94,8 @@ def table(entries, *, per_block=1000, interval=16, blocks=None, compression=0):
     blocks = blocks or [
         block(entries[i : i + per_block], interval) for i in range(0, len(entries), per_block)
     ]
-    file, handles = b"", []
+    file = b""
+    handles = []
     for body in blocks:
         handles.append((b"%09d" % len(file), varint(len(file)) + varint(len(body))))
         file += sealed(body, compression)

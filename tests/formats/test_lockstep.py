@@ -262,7 +262,8 @@ def test_a_million_entries_in_a_record_do_not_take_long():
 
 
 def test_threads_may_share_a_parser():
-    parse, failures = ExampleParser({"x": Fixed((3,)), "label": Fixed((), "int64")}), []
+    parse = ExampleParser({"x": Fixed((3,)), "label": Fixed((), "int64")})
+    failures = []
     batches = [batch(30), batch(50, extra=1.5), batch(40, name=b"n" * 200)]
 
     def work(records):

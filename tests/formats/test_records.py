@@ -251,7 +251,8 @@ def test_a_region_of_damage_counts_as_one(tmp_path):
 
 def test_bytes_put_between_records_are_stepped_over(tmp_path):
     filler = random.Random(0).randbytes(3_000_000)
-    before, after = [b"a" * 30, b"b" * 40], [os.urandom(2_500_000), b"c"]
+    before = [b"a" * 30, b"b" * 40]
+    after = [os.urandom(2_500_000), b"c"]
     for garbage in (
         filler,
         bytes(3_000_000),

@@ -50,12 +50,12 @@ shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 def test_what_is_written_is_read_in_any_blocks_and_shards(
     tmp_path_factory, tensors, rows, interval, shards
 ):
-    entries, files, wanted = {}, [b""] * shards, {}
+    entries = {}
+    files = [b""] * shards
+    wanted = {}
     for number, (name, (shape, (dtype, kind))) in enumerate(tensors.items()):
-        shard, value = (
-            number % shards,
-            np.arange(math.prod(shape)).astype(getattr(ml_dtypes, kind, kind)),
-        )
+        shard = number % shards
+        value = np.arange(math.prod(shape)).astype(getattr(ml_dtypes, kind, kind))
         data = value.tobytes()
         entries[name.encode()] = entry(
             dtype, shape, shard=shard, offset=len(files[shard]), data=data
@@ -199,7 +199,9 @@ def test_a_bool_is_true_for_any_byte_but_zero(tmp_path):
 
 def sliced(shape, slices):
     """Return entries and data of w = 0, 1, 2, ...; `slices` maps the end of each key to extents."""
-    whole, entries, data = np.arange(math.prod(shape), dtype=np.float32).reshape(shape), {}, b""
+    whole = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    entries = {}
+    data = b""
     for tail, extents in slices.items():
         box = tuple(slice(e[0], e[0] + e[1]) if e else slice(None) for e in extents)
         part = whole[box]

@@ -180,7 +180,8 @@ def test_a_flipped_byte_in_a_data_file_is_reported_by_the_variable_it_is_in(case
 def test_every_byte_of_an_index_is_covered_but_for_its_end(case, tmp_path):
     prefix = shutil.copytree(folder_of(case), tmp_path / "copy") / case["prefix"]
     path = prefix.with_name(f"{prefix.name}.index")
-    index, intact = path.read_bytes(), TfCheckpoint(prefix).variables
+    index = path.read_bytes()
+    intact = TfCheckpoint(prefix).variables
     # The footer has no checksum, and the empty block before the last one is not read.
     start = index.rindex(empty := sealed(block([])))
     unread = {*range(start, start + len(empty)), *range(len(index) - 48, len(index))}

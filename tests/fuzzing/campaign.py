@@ -49,7 +49,10 @@ def _read_all(
 ) -> dict[str, Any]:
     from readers import WrongAnswerError
 
-    accepted, refused, slowest, failures = 0, 0, 0.0, []
+    accepted = 0
+    refused = 0
+    slowest = 0.0
+    failures = []
     for number in numbers:
         data = chosen.make(random.Random(f"{name}/{number}"))
         if progress is not None:

@@ -256,11 +256,13 @@ def mutate_message(rng: random.Random, data: bytes, depth: int = 0) -> bytes:
 
 def _fields(data: bytes) -> list[tuple[int, int, bytes]]:
     """The fields of a message as number, kind and bytes; none if it is not one."""
-    fields, at = [], 0
+    fields = []
+    at = 0
     try:
         while at < len(data):
             tag, at = _read_varint(data, at)
-            kind, start = tag & 7, at
+            kind = tag & 7
+            start = at
             if kind == 0:
                 _, at = _read_varint(data, at)
             elif kind == 2:
@@ -281,7 +283,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     while True:
         byte = data[at]
         number |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        at += 1
+        shift += 7
         if byte < 128:
             return number, at
         if shift > 63:

@@ -25,11 +25,13 @@ from ftrain.launching.reporter import reporter_of_this_process
 class Pretender:
     def __init__(self, home: Path, steps: int, pace: float, save_every: int):
         cluster = json.loads(os.environ["FTRAIN_CLUSTER"])
-        self.index, self.count = cluster["task"]["index"], len(cluster["cluster"]["worker"])
+        self.index = cluster["task"]["index"]
+        self.count = len(cluster["cluster"]["worker"])
         self.attempt = int(os.environ["FTRAIN_ATTEMPT"])
         self.pipe = int(os.environ["FTRAIN_PROGRESS"])
         self.faults = parse_faults(os.environ.get("FTRAIN_INJECT", "")) if self.attempt == 0 else []
-        self.saved, self.meeting = home / "saved", home / f"attempt-{self.attempt}"
+        self.saved = home / "saved"
+        self.meeting = home / f"attempt-{self.attempt}"
         self.meeting.mkdir(exist_ok=True)
         (self.meeting / f"pid-{self.index}").write_text(f"{os.getpid()}")
         self.steps, self.pace, self.save_every = steps, pace, save_every

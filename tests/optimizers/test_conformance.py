@@ -226,7 +226,8 @@ def test_rows_that_name_every_row_equal_a_dense_gradient(make, packed):
     table = {"t": jnp.linspace(-1, 1, 8).reshape(4, 2)}
 
     def train(as_gradient):
-        params, state = table, transform.init(table)
+        params = table
+        state = transform.init(table)
         update = jax.jit(transform.update)
         for step in range(4):
             updates, state = update(
@@ -245,8 +246,10 @@ def test_rows_that_name_every_row_equal_a_dense_gradient(make, packed):
 def test_rows_that_are_not_named_stay_and_their_slots_too(name, packed):
     transform = TABLE[name](0.1, packed=packed)
     table = {"t": jnp.linspace(-1, 1, 10).reshape(5, 2)}
-    params, state = table, transform.init(table)
-    start, update = state, jax.jit(transform.update)
+    params = table
+    state = transform.init(table)
+    start = state
+    update = jax.jit(transform.update)
     for step in range(3):
         updates, state = update({"t": rows_of(step, table, [3, 1, 3, 9, -1])}, state, params)
         params = apply_updates(params, updates)
