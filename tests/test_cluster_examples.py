@@ -40,7 +40,7 @@ rm tasks; exit $worst
 SCANCEL = """#!/bin/bash
 [[ "$*" == "--signal=TERM $SLURM_JOB_ID" ]] && kill -TERM $(<tasks)
 """
-# A stand-in for ftrain that is ready once it can be told to stop, and then leaves a directory.
+# A stand-in for ftrain: ready once it can handle a stop, upon which it creates a directory.
 SAVES = """#!{python}
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -56,7 +56,7 @@ def slurm_option(name: str) -> str:
 
 
 def slurm_steps(nodes: int, tasks: int) -> list[dict[str, str]]:
-    """What SLURM gives to each task of a step on nodes with so many tasks each."""
+    """Return the variables that SLURM sets for each task, given the tasks on each node."""
     layout = f"{tasks}(x{nodes})" if nodes > 1 else f"{tasks}"
     step = {
         "SLURM_JOB_ID": "4711",
@@ -69,7 +69,7 @@ def slurm_steps(nodes: int, tasks: int) -> list[dict[str, str]]:
 
 
 def pod_environment(index: int, namespace: str = "research") -> dict[str, str]:
-    """What Kubernetes gives to a container, with $(NAME) expanded as it does that."""
+    """Return the variables of a container, with $(NAME) expanded as Kubernetes does."""
     environ = {"JOB_COMPLETION_INDEX": f"{index}"}
     for variable in CONTAINER["env"]:
         if "valueFrom" in variable:
@@ -83,7 +83,7 @@ def pod_environment(index: int, namespace: str = "research") -> dict[str, str]:
 
 
 def check_group(members: list[Membership | None], coordinator: str) -> None:
-    """All are there, each has a number of its own, and they agree on the rest."""
+    """Assert that each process has its own index, and that all agree on the rest."""
     there = [member for member in members if member is not None]
     assert [member.process_id for member in there] == list(range(len(members)))
     assert {member.process_count for member in there} == {len(members)}
@@ -234,9 +234,7 @@ def test_a_pod_succeeds_once_the_last_checkpoint_is_there(tmp_path):
 
 
 def test_a_pod_that_stops_early_is_not_done(tmp_path):
-    assert (
-        Pod(tmp_path, "exit 0").run() == PEER_FAILED
-    )  # another pod was told to stop, and so all did
+    assert Pod(tmp_path, "exit 0").run() == PEER_FAILED  # another pod was stopped, so all stopped
 
 
 @pytest.mark.parametrize("saves_last", [False, True])
@@ -303,7 +301,7 @@ class Slurm:
         return process.returncode
 
     def run_until_time_is_over(self, started: str) -> str:
-        """What is printed if the time is over once the processes have started."""
+        """Return the output if the time limit ends after the processes have started."""
         with self.start() as process:
             assert process.stdout is not None
             printed = ""

@@ -9,7 +9,7 @@ from ftrain.training import timer
 
 pytestmark = pytest.mark.reference
 CASES = references.cases("coordinator")
-# The reference's error for the end of the input is ours for the end of the data.
+# The reference's OutOfRangeError corresponds to our EndOfData.
 ERRORS = {
     "ValueError": ValueError,
     "OutOfRangeError": EndOfData,

@@ -1,4 +1,4 @@
-"""Placements of operations: what wins, what a strategy is asked, and what is refused."""
+"""Placements of operations: precedence, calls of a strategy, and errors."""
 
 import ml_dtypes
 import numpy as np

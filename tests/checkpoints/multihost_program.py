@@ -28,7 +28,7 @@ def tree(step: int):
 
 
 def numbers(tree) -> dict:
-    """What this process has of a tree."""
+    """Return the parts of a tree that this process holds."""
     plain = {**tree, "rng": jax.random.key_data(tree["rng"])}
     own = {
         name: [np.asarray(s.data) for s in plain[name].addressable_shards]

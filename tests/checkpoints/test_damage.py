@@ -1,4 +1,4 @@
-"""Damage of every kind, done to real files: it is found, or it changes nothing."""
+"""Damage of every kind to real files: it is detected, or it changes nothing."""
 
 import json
 import random
@@ -195,7 +195,9 @@ def test_a_flipped_byte_is_told_by_file_and_by_leaf(directory):
     assert f"file {name} has crc32c" in str(caught.value)
 
 
-@pytest.mark.parametrize("elements", [1_000_000, 260_000])  # verified beside the reading, or in it
+@pytest.mark.parametrize(
+    "elements", [1_000_000, 260_000]
+)  # verified in the background, or while it is read
 def test_damage_of_a_large_file_is_found_through_its_values(tmp_path, elements):
     """Restoring does not read large files twice, for their checksums."""
     large = {f"{n}": np.random.default_rng(n).random(elements).astype(np.float32) for n in range(8)}
@@ -282,7 +284,7 @@ def test_an_absurd_shape_is_refused_before_memory_is_spent(directory, shape):
 
 
 def test_a_leaf_larger_than_the_machine_is_refused(directory):
-    """Manifest and zarr metadata agree on a petabyte: nothing is allocated for it."""
+    """Manifest and zarr metadata both declare a petabyte: nothing is allocated for it."""
     huge = {"shape": [2**47], "pieces": {f"0:{2**47}": "0"}}
     rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update(huge))
     with pytest.raises(
@@ -363,7 +365,7 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(
     ],
 )
 def test_the_limit_of_a_leaf_can_be_set(tmp_path, monkeypatch, limit, error, told):
-    """A leaf of zeros that Orbax did not store has any size on a disk without any bytes."""
+    """A leaf of zeros can declare any size, as Orbax need not store its bytes."""
     CheckpointManager(tmp_path).save(1, {"w": jnp.ones((32, 32))})
     monkeypatch.setenv("FTRAIN_MAX_LEAF_BYTES", "4096")
     assert open_reader(tmp_path / "1").read("w").shape == (32, 32)
@@ -382,7 +384,7 @@ def test_a_manifest_that_is_none_is_refused(directory, contents):
 
 
 def rewrite_manifest(path: Path, change) -> None:
-    """A manifest that somebody else made, with a checksum that is right."""
+    """A forged manifest with a valid checksum."""
     contents = json.loads((path / "manifest.json").read_text())["manifest"]
     change(contents)
     (path / "manifest.json").write_text(format_manifest(contents))

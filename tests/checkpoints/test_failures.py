@@ -40,7 +40,7 @@ def like():
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("seed", [0, 1])  # two halves, so that they run side by side
+@pytest.mark.parametrize("seed", [0, 1])  # two halves, which can run in parallel
 def test_25_kills_inside_of_saves_lose_nothing_that_was_saved(tmp_path, seed):
     chance = random.Random(seed)
     inside = 0
@@ -215,7 +215,7 @@ def test_a_directory_that_is_gone_is_a_clear_error(tmp_path):
 
 
 def test_a_step_that_was_being_replaced_is_there_again(tmp_path):
-    """Killed between the two names: the old one away, the new one not yet there."""
+    """Killed between the two renames: the old one is moved, the new one is missing."""
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"x": jnp.ones(2)})
     (tmp_path / "1").rename(tmp_path / "1.replaced")

@@ -1,4 +1,4 @@
-"""A disk that fails for a while: nothing is lost by it, and nothing is taken for damaged."""
+"""A disk that fails for a while: nothing is lost, and nothing counts as damaged."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Several at work on one directory, and what hands of strangers leave in it."""
+"""Several processes in one directory, and files that other programs leave there."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def tree(value: float = 1.0):
 def test_two_managers_write_one_after_the_other(tmp_path):
     with CheckpointManager(tmp_path) as one, CheckpointManager(tmp_path) as other:
         one.save(1, {"w": np.ones(20_000_000, np.float32)})
-        other.save(2, tree())  # which would take what the first has half written for a leftover
+        other.save(2, tree())  # which would remove the half-written save of the first as a leftover
         one.wait()
         other.wait()
     assert verify(tmp_path / "1") == verify(tmp_path / "2") == []

@@ -1,4 +1,4 @@
-"""What is restored: into which tree, onto which devices, and out of whose files."""
+"""Restore: into which tree, onto which devices, and from which files."""
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def test_patterns_choose_what_is_taken(manager):
         [1.0] * 12,
         [1.0] * 2,
     ]
-    like = tree(7.0) | {"head": [jnp.full(9, 7.0)]}  # what is not chosen need not fit
+    like = tree(7.0) | {"head": [jnp.full(9, 7.0)]}  # leaves that are not selected need not fit
     assert flat(manager.restore(like=like, exclude=["head/0"])) == [
         [1.0] * 3,
         [1.0] * 12,

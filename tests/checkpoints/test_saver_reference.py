@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and what is refused, as the reference's Saver has it."""
+"""Which checkpoints stay, and what is refused, compared with the reference's Saver."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,7 @@ from ftrain.formats import format_state, latest_tf_checkpoint, parse_state
 pytestmark = pytest.mark.reference
 SAVES = [case for case in cases("saver") if "events" in case]
 CALLS = {case["note"]: case for case in cases("saver") if "events" not in case and "note" in case}
-UNNUMBERED = 10**9  # stands for a checkpoint without a step, which ours always have
+UNNUMBERED = 10**9  # stands for a checkpoint without a step; ours always have one
 
 
 def step_of(name: str | None) -> int | None:

@@ -70,7 +70,7 @@ def test_remap_works_on_vectors_and_on_the_middle_axis_of_three():
 
 def test_a_vocabulary_is_a_file_of_lines_or_the_words_themselves(tmp_path):
     (tmp_path / "new").write_text("the\ncat\n")
-    (tmp_path / "old").write_text("cat\nthe")  # the last line need not end
+    (tmp_path / "old").write_text("cat\nthe")  # the last line needs no newline
     from_files = words_of(tmp_path / "new", str(tmp_path / "old"))
     assert (
         from_files == words_of(("the", "cat"), ["cat", "the"]) == (["the", "cat"], ["cat", "the"])

@@ -23,7 +23,7 @@ exec "$@"
 
 
 def why_not() -> str | None:
-    """Why no network namespaces can be made here; None if they can."""
+    """Return why network namespaces cannot be created here; None if they can."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"needs {', '.join(missing)}"
@@ -94,7 +94,7 @@ class Network:
         ]
 
     def cut(self, host: str) -> None:
-        """Pull the cable of a host: its link is down, and nobody is told."""
+        """Set the link of a host down, without any notice to its peers."""
         _ip("-n", self._switch, "link", "set", self._port(host), "down")
 
     def _make(self) -> None:

@@ -1,4 +1,4 @@
-"""Cluster specs and placements answer as the reference's do."""
+"""Cluster specs and placements, compared with the reference's."""
 
 import ast
 import json
@@ -117,7 +117,7 @@ def variables_of(case) -> list[Operation]:
 
 
 def placements(case, **more):
-    """Where the variables of a case go, in the form of the reference's result."""
+    """Return the devices of the variables of a case, in the form of the reference's result."""
     place = replica_device_setter(**case["arguments"], **more)
     if place is None:
         return {"setter": None}

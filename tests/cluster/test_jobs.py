@@ -25,7 +25,7 @@ MOMENTS = ("after a step", "inside of a save", "at any time")
 
 
 def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
-    """Kill a process, at a moment of chance; whether a save was under way."""
+    """Kill a process at a random moment; return whether a save was pending."""
     checkpoints = job.run / "checkpoints"
     before = max(losses(job.run), default=0)
 

@@ -1,4 +1,4 @@
-"""Processes that meet, or cannot: each says why, within its limit."""
+"""Processes that connect, or cannot: each reports why, within its limit."""
 
 import socket
 import struct
@@ -23,7 +23,7 @@ TOKEN = JobToken("the token of all processes", "a test")
 
 @pytest.fixture
 def meeting():
-    """A server for three, and a function that connects to it."""
+    """A server for three processes, and a function that connects to it."""
     address = parse_address(free_addresses(1)[0])
     server = ControlServer(address, 3, TOKEN)
     lines = []
@@ -149,7 +149,7 @@ def test_a_connection_that_is_reset_is_tried_again():
         coming = threads.submit(ControlClient, address, 0, 1, 20.0, lambda message: None, TOKEN)
         accepted, _ = ending.accept()
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        accepted.close()  # with a reset, as one that ends with connections nobody has taken
+        accepted.close()  # with a reset, as a listener that ends before it accepts
         ending.close()
         server = ControlServer(address, 1, TOKEN)
         line = coming.result(20)

@@ -110,7 +110,7 @@ def test_sizes_are_kept_or_refused_with_advice_that_holds(asked, devices, fill):
 
 
 def _follow(asked, devices, fill, axis, choices, got):
-    """Every value that an error offers, and no other, must do."""
+    """Exactly the values that an error suggests must work."""
     named = dict(zip(AXES, asked, strict=True))
     assert named[axis] == int(got)
     numbers = set(map(int, re.findall(r"-?\d+", choices)))
@@ -200,7 +200,7 @@ def test_the_slices_of_processes_are_the_parts_that_their_devices_hold(processes
     ],
 )
 def test_every_process_refuses_parts_that_are_no_slices(owners, told):
-    for process in (0, 1):  # or one would wait for the other
+    for process in (0, 1):  # both, or one would wait for the other
         with (
             mock.patch.object(jax, "process_index", lambda process=process: process),
             pytest.raises(ValueError, match=re.escape(told)),

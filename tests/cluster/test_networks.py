@@ -10,7 +10,7 @@ from networks import Network, describe, wait_until, why_not
 
 REASON = why_not()
 pytestmark = [pytest.mark.campaign, pytest.mark.skipif(REASON is not None, reason=f"{REASON}")]
-FOUND = 30.0  # seconds in which a lost peer has to be found
+FOUND = 30.0  # seconds in which a lost peer must be detected
 SLACK = 15.0  # seconds for a busy machine; without a limit on unacknowledged data it takes over 78
 
 

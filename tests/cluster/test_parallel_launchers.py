@@ -1,4 +1,4 @@
-"""Processes that mpirun, torchrun and others have started: they join, or are told what to set."""
+"""Processes that mpirun, torchrun and others start: they join, or an error says what to set."""
 
 import os
 import shutil

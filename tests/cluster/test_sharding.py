@@ -342,7 +342,7 @@ def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, min_size):
 
 
 def bytes_on(tree) -> dict[int, int]:
-    """What the leaves really take on each device."""
+    """Return the bytes that the leaves take on each device."""
     found = dict.fromkeys((device.id for device in jax.devices()), 0)
     for leaf in jax.tree.leaves(tree):
         array = (
@@ -405,7 +405,7 @@ def test_steps_over_a_split_state_give_the_numbers_of_a_whole_one(optimizer, siz
     step = ftrain.make_step(loss_fn, optimizer, averages=0.9, clip_global_norm=1.0)
     rng = np.random.default_rng(0)
     batches = [{name: rng.integers(0, 256, 16) for name in "xy"} for _ in range(5)]
-    start = jax.jit(lambda: make_state(optimizer, layers=4))()  # so many that some slots are packed
+    start = jax.jit(lambda: make_state(optimizer, layers=4))()  # enough that some slots are packed
     layout = sharding.shardings(start, mesh)
     split = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     compiled = jax.jit(

@@ -1,4 +1,4 @@
-"""A run directory that all processes see, and those that some do not."""
+"""A run directory that all processes share, and directories that some do not see."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +17,7 @@ TOKEN = JobToken("the token of all processes", "a test")
 
 @pytest.fixture
 def group():
-    """Three process groups, as three processes of one job have them."""
+    """The process groups of the three processes of one job."""
     addresses = free_addresses(3)
     address = parse_address(addresses[0])
     server = ControlServer(address, 3, TOKEN)
@@ -35,7 +35,7 @@ def group():
 
 
 def check(group, directories, limit=30.0) -> list[str | None]:
-    """What each process raises."""
+    """Return the error of each process, or None."""
 
     def ask(member, directory):
         try:

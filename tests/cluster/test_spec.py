@@ -1,4 +1,4 @@
-"""ClusterSpec beyond the reference: its forms, its files, and what a job that runs needs."""
+"""ClusterSpec beyond the reference: its forms and files, and the checks before a job runs."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def test_it_is_written_with_its_jobs_in_order():
     assert repr(SPEC) == "ClusterSpec({'idle': {}, 'ps': {1: 'c:1'}, 'worker': ['a:1', 'b:1']})"
     assert repr(ClusterSpec({})) == "ClusterSpec({})"
     assert SPEC.jobs == ["worker", "ps", "idle"]
-    assert ClusterSpec(SPEC).jobs == ["idle", "ps", "worker"]  # as the reference's copies have them
+    assert ClusterSpec(SPEC).jobs == ["idle", "ps", "worker"]  # as in copies of the reference's
 
 
 def test_what_is_given_out_is_a_copy():

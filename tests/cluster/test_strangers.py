@@ -1,4 +1,4 @@
-"""Who may talk to a job: strangers learn nothing, hold nothing and end nothing."""
+"""Unauthenticated peers of a job learn nothing, block nothing and end nothing."""
 
 import json
 import os
@@ -31,7 +31,7 @@ HELLO = {"hello": 1, "count": 2, "nonce": "n", "host": "h"}
 
 @pytest.fixture
 def server():
-    """The address of a control server for two, whose process 0 is connected."""
+    """The address of a control server for two processes; process 0 is connected."""
     address = parse_address(free_addresses(1)[0])
     server = ControlServer(address, 2, TOKEN)
     own = ControlClient(address, 0, 2, 5.0, lambda message: None, TOKEN)
@@ -52,7 +52,7 @@ class Stranger:
         self.socket.sendall(message if isinstance(message, bytes) else encode(message))
 
     def receive(self) -> dict | None:
-        """The next message, or None if the connection was closed."""
+        """Return the next message, or None if the connection was closed."""
         try:
             line = self._reader.readline()
         except ConnectionError:
@@ -72,7 +72,7 @@ def stranger(server):
 
 
 def meet(own: ControlClient, address) -> list:
-    """The second process comes, late, and both exchange a value."""
+    """Connect the second process late, and exchange a value between both."""
     second = ControlClient(address, 1, 2, 20.0, lambda message: None, TOKEN)
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda line: line.gather("x", 7, 20.0), [own, second]))
@@ -191,7 +191,7 @@ def test_idle_connections_do_not_keep_a_process_out(server, capsys):
             stack.enter_context(socket.create_connection(address)) for _ in range(3 * MIN_PENDING)
         ]
         assert meet(own, address) == [[7, 7], [7, 7]]
-        for each in idle[:MIN_PENDING]:  # the oldest had to go
+        for each in idle[:MIN_PENDING]:  # the oldest were aborted
             each.settimeout(30)
             assert not received(each)
     assert len(logged(capsys, "more connections than can authenticate at once")) <= MAX_LOGGED
@@ -263,7 +263,7 @@ def test_training_goes_on_under_a_flood_and_the_token_is_nowhere_to_be_read(tmp_
 
 
 def flood(address) -> None:
-    """A line that does not end, until the other side closes the connection."""
+    """Send an endless line, until the other side closes the connection."""
     with socket.create_connection(address) as connection:
         connection.settimeout(LIMIT)
         sent = 0

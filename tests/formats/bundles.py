@@ -23,7 +23,7 @@ def assert_same(ours, wanted):
 
 
 def attempt(action):
-    """What an action returns, or why it is refused; any other exception is a failure."""
+    """Return the result of an action, or the error that refuses it; other exceptions propagate."""
     try:
         return action()
     except TfCheckpointError as error:
@@ -90,7 +90,7 @@ def sealed(block, compression=0):
 
 
 def table(entries, *, per_block=1000, interval=16, blocks=None, compression=0):
-    """A sorted table; `blocks` in place of entries are bytes to take as they are."""
+    """A sorted table; `blocks`, in place of entries, are raw bytes."""
     blocks = blocks or [
         block(entries[i : i + per_block], interval) for i in range(0, len(entries), per_block)
     ]
@@ -129,7 +129,7 @@ def entry(dtype=FLOAT, shape=(), *, shard=0, offset=0, size=0, data=None, slices
 
 
 def write(folder, entries, *data, header=HEADER, **how):
-    """A checkpoint of these entries and of these data files; its prefix."""
+    """Write a checkpoint of these entries and data files; return its prefix."""
     folder.mkdir(exist_ok=True)
     (folder / "model.index").write_bytes(table([(b"", header), *sorted(entries.items())], **how))
     for shard, content in enumerate(data):

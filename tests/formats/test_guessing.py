@@ -1,4 +1,4 @@
-"""What records are guessed to hold, and that the guessed specs parse them."""
+"""Guessed features of records; the guessed specs parse the records."""
 
 import io
 

@@ -32,7 +32,7 @@ def varint(number, padding=0):
 
 
 def field(tag, body, rng=None):
-    """Now and then the length has more bytes than it needs."""
+    """Sometimes the length has more bytes than it needs."""
     return tag + varint(len(body), rng.choice((0, 0, 0, 0, 1, 2, 5)) if rng else 0) + body
 
 

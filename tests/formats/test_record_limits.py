@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Work:
-    """Counts the bytes that are summed, and the places that are looked at for a header."""
+    """Counts the bytes in checksums, and the places that are searched for a header."""
 
     def __init__(self, monkeypatch):
         self.bytes = 0

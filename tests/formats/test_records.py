@@ -36,13 +36,13 @@ def write(path, records, compression=None):
 
 
 def read_skipping(path, **options):
-    """What is left, and the damages."""
+    """Return the records that are left, and the damages."""
     damages = []
     return list(read_records(path, on_damage="skip", damages=damages, **options)), damages
 
 
 def test_what_was_appended_behind_a_torn_record_is_found(tmp_path):
-    torn = frame_record(bytes(100_000))[:500]  # a writer died, and another went on
+    torn = frame_record(bytes(100_000))[:500]  # a writer died, and another appended
     later = [b"record %d" % number for number in range(100)]
     path = tmp_path / "records"
     path.write_bytes(frame_record(b"first") + torn + frames(later))

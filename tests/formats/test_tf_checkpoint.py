@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, good and hostile ones, made by a small writer of our own."""
+"""TensorFlow checkpoints, valid and hostile, made by a small writer of our own."""
 
 import math
 import os
@@ -116,7 +116,7 @@ def test_opening_needs_no_data_and_reading_only_what_a_variable_has(tmp_path):
     with pytest.raises(TfCheckpointError, match=f"takes bytes 8 to 16 of {path}, which has 12"):
         checkpoint.read("b")
     path.unlink()
-    os.mkfifo(path)  # to open it would wait for ever
+    os.mkfifo(path)  # opening it would block forever
     with pytest.raises(TfCheckpointError, match="missing"):
         checkpoint.read("a")
 

@@ -66,7 +66,7 @@ def recorded(tensor):
 
 
 def contents(prefix):
-    """All that a checkpoint holds, such that nan equals nan."""
+    """Return all contents of a checkpoint, in a form in which NaN equals NaN."""
     checkpoint = TfCheckpoint(prefix)
     values = [checkpoint.read(name) for name in checkpoint.variables]
     exact = [value.tolist() if value.dtype == object else value.tobytes() for value in values]
@@ -170,7 +170,7 @@ def test_a_flipped_byte_in_a_data_file_is_reported_by_the_variable_it_is_in(case
             path.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
             outcome = attempt(lambda: contents(prefix))
             assert outcome == intact or "damaged" in str(outcome)
-            found += outcome != intact  # as it must be, but where no variable lies
+            found += outcome != intact  # must differ, except in bytes of no variable
         path.write_bytes(data)
         assert found or not data
 

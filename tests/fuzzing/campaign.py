@@ -22,7 +22,7 @@ from typing import Any
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "formats")]
 
 SECONDS = 20  # for one input: it guards against hangs, not against slow machines
-MEMORY = 1 << 30  # bytes above what the process has when it begins
+MEMORY = 1 << 30  # bytes beyond the memory of the process at its start
 MOST_FAILURES = 20
 PROGRESS = "FUZZING_PROGRESS"  # names a file for the input being read, in case the process dies
 
@@ -30,7 +30,7 @@ PROGRESS = "FUZZING_PROGRESS"  # names a file for the input being read, in case 
 def main(first: int, count: int, names: list[str]) -> None:
     from readers import (
         FORMATS,
-    )  # after the limits are known to be wanted, as it imports nearly everything
+    )  # here, because it imports nearly everything
 
     path = os.environ.get(PROGRESS)
     progress = os.open(path, os.O_WRONLY | os.O_CREAT) if path else None
@@ -63,7 +63,7 @@ def _read_all(
             with contextlib.redirect_stdout(io.StringIO()):
                 chosen.read(data, Path(home))
             accepted += 1
-        except Exception as error:  # noqa: BLE001 - which are allowed is the question
+        except Exception as error:  # noqa: BLE001 - the test is which are allowed
             refused += 1
             if isinstance(error, WrongAnswerError) or not isinstance(error, chosen.errors):
                 failures.append(

@@ -195,7 +195,7 @@ def mutate_tree(rng: random.Random, tree: Any, values: Sequence[Any] = VALUES) -
 
 
 def mutate_json(rng: random.Random, tree: Any) -> bytes:
-    """A tree, changed, as JSON; and some bytes of that changed too, now and then."""
+    """Return a changed tree as JSON; sometimes change some of its bytes too."""
     text = json.dumps(mutate_tree(rng, tree)) if rng.randrange(10) else json.dumps(tree)
     if rng.randrange(4) == 0:
         text = mutate_text(rng, text)
@@ -204,7 +204,7 @@ def mutate_json(rng: random.Random, tree: Any) -> bytes:
 
 
 def varint(number: int, padding: int = 0) -> bytes:
-    """A number as protobuf has it, with bytes more than it needs."""
+    """Return a varint with `padding` bytes more than it needs."""
     parts = []
     while number > 127 or padding:
         parts.append(number & 127 | 128)

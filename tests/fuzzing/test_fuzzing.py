@@ -26,7 +26,7 @@ Totals = dict[str, dict[str, Any]]
 
 
 def fuzz(names: list[str], first: int, count: int, progress: Path) -> Totals:
-    """Read inputs in a process of their own, which a limit on time or memory may end."""
+    """Read inputs in a separate process, which a limit on time or memory may end."""
     command = [sys.executable, CAMPAIGN, str(first), str(count), *names]
     paths = {"PYTHONPATH": f"{ROOT}", PROGRESS: f"{progress}"}
     environ = os.environ | paths | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}

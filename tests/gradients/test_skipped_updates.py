@@ -61,7 +61,7 @@ def test_a_spike_is_skipped_once_the_usual_is_known():
 def test_after_its_patience_the_guard_gives_way():
     transform = guard(optimizers.gradient_descent(0.1), spike=5.0, window=2, patience=3)
     _, state = run(transform, [1.0] * 3 + [100.0] * 12)
-    assert int(skipped_updates(state)) < 12  # larger gradients became the usual
+    assert int(skipped_updates(state)) < 12  # larger gradients became usual
     params, state = run(guard(optimizers.gradient_descent(0.1), patience=3), [np.nan] * 4)
     assert int(skipped_updates(state)) == 3
     assert np.isnan(params["w"]).all()

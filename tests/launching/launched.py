@@ -67,7 +67,7 @@ class Launcher:
         self.process.communicate()
 
     def end(self) -> Result:
-        """What came of it, once it has ended; nothing else may live then."""
+        """Return the result once it has exited; none of its processes may be alive then."""
         out, err = self.process.communicate(timeout=LIMIT)
         assert living(self.home) == {}
         return Result(
@@ -75,12 +75,12 @@ class Launcher:
         )
 
     def wait_for_step(self, step: int, attempt: int = 0) -> None:
-        """Wait until all pretenders have come to a step."""
+        """Wait until all pretenders have reached a step."""
         meeting = self.home / f"attempt-{attempt}"
         wait_until(lambda: all((meeting / f"{step}-{index}").exists() for index in range(self.n)))
 
     def step(self) -> int:
-        """The furthest step of the first attempt."""
+        """Return the highest step of the first attempt."""
         return max(
             int(path.name.partition("-")[0]) for path in (self.home / "attempt-0").glob("[0-9]*-*")
         )
@@ -100,7 +100,7 @@ def run(
 
 
 def living(home: Path) -> dict[int, str]:
-    """The processes that have a directory in their command line, but for this one."""
+    """Return the other processes that have a directory in their command line."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

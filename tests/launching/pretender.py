@@ -104,7 +104,7 @@ class Pretender:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether there is no such process, or only what is left of it until it is reaped."""
+    """True if a process has exited; a zombie counts."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -120,7 +120,7 @@ def follow_lifeline() -> None:
 
 
 def raise_grandchildren(pretender: Pretender) -> None:
-    """A child and a child of it, which outlive their parents and heed nothing."""
+    """A child and a grandchild, which outlive their parents and ignore signals."""
     program = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -200,7 +200,7 @@ def always_raise(pretender: Pretender) -> None:
 
 
 def stay(pretender: Pretender) -> None:
-    """Process 0 says that it is done, and does not end."""
+    """Process 0 reports that it is done, but does not exit."""
     if pretender.index == 0 and pretender.attempt == 0:
         pretender.pace = 0.0
         atexit.register(threading.Event().wait)
@@ -216,14 +216,14 @@ def dump_on_abort(pretender: Pretender) -> None:
 
 
 def be_busy(pretender: Pretender) -> None:
-    """For much longer than it may be silent."""
+    """For much longer than the hang timeout."""
     for _ in range(22):
         pretender.tell(busy="compiling")
         time.sleep(0.1)
 
 
 def lie(pretender: Pretender) -> None:
-    """Write what is no message."""
+    """Write lines that are not messages."""
     os.write(
         pretender.pipe,
         b"\xff\n[]\n{}\n" + b"[" * 9000 + b'\n{"step": -1}\n{"step": true}\nnull\n"step"\n',
@@ -231,7 +231,7 @@ def lie(pretender: Pretender) -> None:
 
 
 def keep_talking(pretender: Pretender) -> None:
-    """Process 1 repeats its step forever, which is no sign of life."""
+    """Process 1 reports the same step forever, which is not a sign of life."""
 
     def talk() -> None:
         while pretender.step == 3:

@@ -1,4 +1,4 @@
-"""Faults as they are typed."""
+"""The syntax of faults."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Who is to blame, without any process."""
+"""Which process is at fault, without any real process."""
 
 import signal
 
@@ -198,7 +198,7 @@ def test_only_witnesses():
     found = find_cause(statuses)
     assert (found.process, found.kind) == (1, "peer")
     assert found.description == "process 0 lost process 1 at step 10: PeerFailed: silent"
-    statuses[0].failure = Failed("PeerFailed", because=7)  # there is none
+    statuses[0].failure = Failed("PeerFailed", because=7)  # there is no process 7
     assert find_cause(statuses).process == 0
     statuses[0].failure = None
     assert find_cause(statuses).description == "process 0 lost another process at step 10"

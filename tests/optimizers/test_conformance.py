@@ -35,7 +35,7 @@ def gradients_of(step, params):
 
 
 def run(transform, params, steps=5, update=None):
-    """Without an `update` that is compiled: the compiler would take most of the time."""
+    """Run `update` without compiling it: the compiler would take most of the time."""
     state = transform.init(params)
     update = update or transform.update
     for step in range(steps):

@@ -18,7 +18,7 @@ from ftrain.tree import named_leaves
 
 HALVES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 STEPS = 200
-# The optimizers as their users call them, too: the default beta2 of Adam is 1 in bfloat16.
+# Default arguments are tested too: the default beta2 of Adam is 1 in bfloat16.
 DEFAULTS = {
     "adam_default": lambda lr, **kept: optimizers.adam(lr, **kept),
     "adadelta_default": lambda lr, **kept: optimizers.adadelta(lr, **kept),
@@ -27,7 +27,7 @@ DEFAULTS = {
 }
 ALL = TABLE | DEFAULTS
 LONG = pytest.mark.campaign
-SOME = ("momentum", "adam_default", "ftrl")  # of which every combination is tried
+SOME = ("momentum", "adam_default", "ftrl")  # every combination of these is tested
 
 
 def combinations(names, *kinds):
@@ -46,7 +46,7 @@ def combinations(names, *kinds):
 
 
 def train(transform, params, gradients, apply=apply_updates):
-    """The parameters after each gradient, and the last state."""
+    """Return the parameters after each gradient, and the last state."""
     state = transform.init(params)
 
     def step(carry, gradient):

@@ -24,7 +24,7 @@ def ids(found):
     return [f"{n}-{case.get('note', '')}" for n, case in enumerate(found)]
 
 
-# Names of optimizers are the reference's own affair.
+# Only the reference has names of optimizers.
 CONSTRUCTORS = [case for case in of("constructor") if "=" in case["note"]]
 
 
@@ -77,7 +77,7 @@ def test_apply_gradients(case):
             with pytest.raises(TypeError, match="has no gradient"):
                 apply([jnp.ones(2)], [jnp.ones(2, jnp.int32)])
         case other:
-            # No variables at all are an empty tree here, and a gradient is taken in any dtype.
+            # Here, no variables are an empty tree, and a gradient may have any dtype.
             assert other in ("no pairs", "a gradient of another dtype")
 
 

@@ -25,7 +25,7 @@ from ftrain.optimizers import (
     sync_replicas,
 )
 
-# What belongs to a transform.
+# Properties of every transform.
 
 NESTED = {"a": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "b": {"c": jnp.float32(0.25)}}
 INNER = {name: (lambda make=make: make(0.1)) for name, make in TABLE.items()} | {
@@ -281,7 +281,7 @@ def test_a_step_is_an_arrival():
     assert seen == [1.0, 0.0, 0.0]
     assert int(state.step) == 3
     assert float(metrics["learning_rate"]) == 0.5
-    assert "update_skipped" not in metrics  # to wait is not to skip
+    assert "update_skipped" not in metrics  # waiting is not skipping
 
 
 def test_guards_before_and_behind():
@@ -290,7 +290,7 @@ def test_guards_before_and_behind():
     params, state = run(
         guard(sync_replicas(optimizers.gradient_descent(1.0), 2)), PARAMS, [good, bad, good]
     )
-    assert params["w"].tolist() == [-1.0, -6.0]  # the bad one never arrived
+    assert params["w"].tolist() == [-1.0, -6.0]  # the bad gradient was ignored
     assert (int(skipped_updates(state)), *counts(state)) == (1, 0, 2, 1, 0)
     params, state = run(
         sync_replicas(guard(optimizers.gradient_descent(1.0)), 2), PARAMS, [bad, good]
@@ -361,7 +361,7 @@ def test_rows_are_not_summed_but_may_be_made_whole():
         step(TrainState.create(TABLES, transform), {"ids": jnp.array([1, 3])})
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_backup_replicas_are_dropped_and_lone_ones_contribute_several_batches():
     slow = [step for _, step, _ in simulate(3, 5, seed=1)]
     assert slow != sorted(
         slow
-    )  # the simulator does make stale gradients, or nothing above would be tested
+    )  # the simulation has stale gradients, or nothing above would be tested
     means = [mean is not None for _, _, mean in simulate(4, 1, seed=1)]
     assert means == [n % 4 == 3 for n in range(40)]
 
