@@ -228,7 +228,7 @@ def test_a_rule_that_does_not_fit_names_the_leaf_and_the_way_out(axes, message):
 def test_the_rule_that_an_error_offers_is_one_that_works():
     tree = {"params": {"a.b": {"kernel-1": shape(6, 9)}, "a": {"kernel-1": shape(6, 8)}}}
     rule = {"leaf": ".*kernel-1", "axes": ["", "model"]}
-    with pytest.raises(ValueError, match="put before it") as caught:
+    with pytest.raises(ValueError, match="put a rule for this leaf before it") as caught:
         Sharding([rule]).specs(tree, AXES)
     (leaf,) = re.findall(r"\{leaf = '(.*)', axes = \[\]\}", str(caught.value))
     found = Sharding([{"leaf": leaf, "axes": []}, rule]).specs(tree, AXES)
