@@ -66,7 +66,7 @@ _NAMES = {
 __all__ = [
     "__version__",
     *_ROOMS,  # pyright: ignore[reportUnsupportedDunderAll] - resolved lazily
-    *_NAMES,  # pyright: ignore[reportUnsupportedDunderAll] - resolved lazily
+    *_NAMES,
 ]
 
 

@@ -84,7 +84,7 @@ def guard(
         )
 
     return optax.GradientTransformationExtraArgs(
-        init,  # pyright: ignore[reportArgumentType] - optax's type is for any parameters
+        init,
         update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
     )
 

@@ -69,7 +69,7 @@ def loss_scaling(
         return updates, LossScaleState(inner_state, new_scale, skipped, since_change)
 
     return optax.GradientTransformationExtraArgs(
-        init,  # pyright: ignore[reportArgumentType] - optax's type is for any parameters
+        init,
         update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
     )
 

@@ -145,7 +145,7 @@ def from_rule(
         return updates, OptimizerState(state.count + 1, now.astype(jnp.float32), new_slots)
 
     return optax.GradientTransformationExtraArgs(
-        init,  # pyright: ignore[reportArgumentType] - optax's type is for any parameters
+        init,
         update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
     )
 

@@ -160,7 +160,7 @@ def sync_replicas(
         return updates, SyncReplicasState(inner_state, after, sums, means)
 
     return optax.GradientTransformationExtraArgs(
-        init,  # pyright: ignore[reportArgumentType] - optax's type is for any parameters
+        init,  # pyright: ignore[reportArgumentType] - optax's type has no None in a state
         update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
     )
 
