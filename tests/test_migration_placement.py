@@ -160,7 +160,7 @@ def test_devices_that_are_none(device, message):
 
 def test_arguments_that_are_refused():
     with pytest.raises(
-        ValueError, match=r"ps_tasks is -1; expected the number of parameter servers"
+        ValueError, match=r"ps_tasks must be the number of parameter servers, or 0 for none, got -1"
     ):
         replica_device_setter(ps_tasks=-1)
     with pytest.raises(TypeError, match=r"ps_strategy must be callable"):

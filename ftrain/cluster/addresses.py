@@ -39,7 +39,9 @@ def parse_address(text: str) -> Address:
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_bare_ipv6 = ":" in host and not text.startswith("[")
     if not host or is_bare_ipv6 or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"an address is host:port, such as node1:2222 or [::1]:2222, got {text!r}")
+        raise ValueError(
+            f"an address must be host:port, such as node1:2222 or [::1]:2222, got {text!r}"
+        )
     return Address(host, int(port))
 
 

@@ -65,7 +65,7 @@ class ProcessGroup:
         self._ending = threading.Lock()
         self._loss = threading.Event()
         self._why = ""  # the reason of the loss
-        # The exit code after a loss. A mistake is one of all processes: a restart repeats it.
+        # The exit code after a loss. If a peer failed by a user's mistake, it is that of the mistake.
         self._peer_code = PEER_FAILED
 
     @property

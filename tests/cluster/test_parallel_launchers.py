@@ -115,7 +115,7 @@ def test_a_rank_without_a_size_is_refused():
         match="OMPI_COMM_WORLD_RANK is 2, expected less than OMPI_COMM_WORLD_SIZE, which is 2",
     ):
         membership(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"})
-    with pytest.raises(ValueError, match="FTRAIN_CHIEF: an address is host:port"):
+    with pytest.raises(ValueError, match="FTRAIN_CHIEF: an address must be host:port"):
         membership(OPEN_MPI | {"FTRAIN_CHIEF": "node1"})
 
 
