@@ -164,7 +164,10 @@ def test_arguments_that_are_refused():
     ):
         replica_device_setter(ps_tasks=-1)
     with pytest.raises(TypeError, match=r"ps_strategy must be callable"):
-        replica_device_setter(ps_tasks=1, ps_strategy=0)
+        replica_device_setter(
+            ps_tasks=1,
+            ps_strategy=0,  # pyright: ignore[reportArgumentType] - the case
+        )
     with pytest.raises(TypeError, match=r"`cluster` must be a dictionary"):
         replica_device_setter(cluster=["ps"])
 

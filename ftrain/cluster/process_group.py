@@ -65,7 +65,7 @@ class ProcessGroup:
         self._ending = threading.Lock()
         self._loss = threading.Event()
         self._why = ""  # the reason of the loss
-        # The exit code after a loss. If a peer failed by a user's mistake, it is that of the mistake.
+        # The exit code after a loss: that of a user's mistake if the peer failed by one.
         self._peer_code = PEER_FAILED
 
     @property
