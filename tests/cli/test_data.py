@@ -185,7 +185,7 @@ MISTAKES = [
     ("convert list.jsonl x.tfrecord", "line 1 is a list, expected an object"),
     (
         "convert changing.jsonl x.tfrecord",
-        "line 2: feature a is text, but numbers in the lines before",
+        "line 2: feature a is text, expected numbers as in the lines before",
     ),
     ("convert mixed.jsonl x.tfrecord", "text and numbers in one list"),
     ("convert object.jsonl x.tfrecord", "feature a is an object"),

@@ -150,7 +150,7 @@ def test_a_schedule_may_take_arrays(config):
     job = build(plan(load(config, [f"optimizer={{name='adam', learning_rate={pieces}}}"])))
     _, metrics = job.step(job.initial_state(), job.pipeline.batch(0))
     assert float(metrics["learning_rate"]) == 0.5
-    assert "boundaries must increase" in message_of(
+    assert "boundaries must be in ascending order" in message_of(
         config, f"optimizer={{name='adam', learning_rate={pieces.replace('[5, 10]', '[10, 5]')}}}"
     )
 

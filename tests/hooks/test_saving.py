@@ -110,7 +110,7 @@ def test_a_state_that_is_not_finite_is_put_aside_and_told(pipeline, directory):
 
     lines = drive([CheckpointSaver(directory, when=every(steps=1)), StopAtStep(3)], pipeline, loss)
     assert CheckpointManager(directory).steps() == [1]
-    assert [line for line in lines if "suspect: not finite: params/b" in line]
+    assert [line for line in lines if "suspect has non-finite leaves: params/b" in line]
     assert (directory / "3.suspect").is_dir()
 
 
