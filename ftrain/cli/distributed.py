@@ -35,8 +35,8 @@ def join(
         raise ConfigError("--task needs --cluster FILE, which names the processes of the job")
     if environ.get("FTRAIN_CLUSTER") == "auto":
         raise ConfigError(
-            "FTRAIN_CLUSTER=auto: name the processes instead, "
-            "by --cluster FILE --task worker:0, or JSON"
+            "FTRAIN_CLUSTER must name the processes, got auto; "
+            "set it to JSON, or pass --cluster FILE --task worker:0"
         )
     if cluster is not None:
         environ |= {

@@ -50,7 +50,7 @@ def differentiate(
     *,
     merge_rows: bool = True,
 ) -> tuple[Differentiated, Tree]:
-    """Loss, metrics and gradients of a batch in `parts` microbatches, and the new model state."""
+    """Return loss, metrics, gradients and new model state of a batch in `parts` microbatches."""
     scale = loss_scale(state.opt_state)
 
     def scaled(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):

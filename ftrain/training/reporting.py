@@ -32,7 +32,8 @@ class ProgressReport(Hook):
     def _watch(self, metrics: Metrics) -> None:
         now = time.monotonic()
         if now - self._looked > _EVERY and "loss" in metrics.names:
-            self._looked, self._loss = now, float(metrics.column("loss")[-1])
+            self._loss = float(metrics.column("loss")[-1])
+            self._looked = now
         self.reporter.set_step(metrics.last, self._loss)
 
     def end(self, report: Report) -> None:
@@ -54,7 +55,7 @@ class ProgressReport(Hook):
 
 
 def with_progress(hooks: Sequence[Hook], timing: Timing, position: Position) -> list[Hook]:
-    """The hooks and, if a supervisor started this process, the one that reports to it."""
+    """Return the hooks and, if a supervisor started this process, the one that reports to it."""
     reporter = reporter_of_this_process()
     return (
         [*hooks, ProgressReport(reporter, timing, position)] if reporter.is_supervised else [*hooks]

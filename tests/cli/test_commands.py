@@ -184,7 +184,7 @@ def test_a_step_that_cannot_be_traced_is_told_before_anything_is_written(tmp_pat
             "a step of regression:vector_loss fails: ValueError: loss_fn must return a scalar loss"
             in done.stderr
         )
-        assert done.stderr.splitlines()[1] == "ftrain --traceback ... shows where"
+        assert done.stderr.splitlines()[1] == "ftrain --traceback ... shows where it was raised"
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
     assert (
         "Traceback"

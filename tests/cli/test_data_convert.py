@@ -265,7 +265,7 @@ def test_a_target_is_replaced_only_if_that_is_asked_for(tmp_path, records):
         "--overwrite",
         code=2,
     )
-    assert "would be read" in text
+    assert "would overwrite the source" in text
 
 
 TARGETS = ["x.tfrecord", "x.tfrecord.gz", "x.jsonl", "x.csv", "x.npz"]

@@ -41,7 +41,7 @@ def test_a_run_directory_is_resumed_where_it_is_now(tmp_path):
     shown = trained(moved, "steps=60", "--accept-changes").splitlines()
     assert (
         shown[0]
-        == f"{moved}: the run is resumed here; its config says run.directory = '{home}', from where it was moved"
+        == f"{moved}: the run resumes here; it was moved from '{home}', the run.directory of its config"
     )
     assert "resumed at step 40" in "\n".join(shown)
     assert steps_written(moved) == [20, 40, 60]

@@ -42,11 +42,11 @@ def test_a_terminal_that_knows_only_ascii(tmp_path):
 def test_mistakes_are_told_in_two_lines(tmp_path):
     config = write_config(tmp_path, steps=40, every=10)
     for arguments, expected in (
-        (["-o", "x.pdf"], "x.pdf should end in .png"),
+        (["-o", "x.pdf"], "x.pdf must end in .png"),
         (["-o", tmp_path / "nowhere" / "x.png"], "No such file or directory"),
         (
             ['optimizer={name="regression:without_rate"}'],
-            "without_rate takes no learning_rate, so there is none to draw",
+            "without_rate: expected exactly one learning_rate",
         ),
     ):
         done = run("schedule", config, *arguments)

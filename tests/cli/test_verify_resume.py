@@ -100,7 +100,7 @@ def test_too_few_steps_for_the_kills_is_said(tmp_path, monkeypatch, capsys):
             write_config(tmp_path, steps=2, every=1), kills=3, directory=tmp_path / "runs"
         )
     assert ended.value.exit_code == 1
-    assert "it ended after 0 of 3 kills, and 0 runs were resumed" in capsys.readouterr().out
+    assert "the run ended after 0 of 3 kills, and 0 runs were resumed" in capsys.readouterr().out
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -155,7 +155,7 @@ def test_processes_that_train_together_end_when_the_command_is_killed(tmp_path):
 @pytest.mark.campaign
 def test_a_process_that_outlives_the_others_is_ended_and_named(tmp_path, pretend):
     out, _ = pretend(deed=STAY, patience=0.3)
-    rank = int(re.findall(r"process (\d) inside of a save$", out, re.MULTILINE)[0])
+    rank = int(re.findall(r"process (\d) during a save$", out, re.MULTILINE)[0])
     assert (
         f"HANGING: process {1 - rank} did not exit by itself within 0.3 s after process {rank} was killed"
         in out
@@ -169,7 +169,7 @@ def test_a_process_that_ends_for_a_reason_of_its_own_is_named(pretend):
         first="if (home / 'ledger.jsonl').exists(): sys.exit('once is enough')", deed="os._exit(9)"
     )
     assert re.search(
-        r"process (0|1) inside of a save; process (?!\1)\d ended with exit code 9$",
+        r"process (0|1) during a save; process (?!\1)\d ended with exit code 9$",
         out,
         re.MULTILINE,
     )
@@ -177,7 +177,7 @@ def test_a_process_that_ends_for_a_reason_of_its_own_is_named(pretend):
 
 def test_of_several_processes_the_one_that_failed_is_named(pretend):
     out, err = pretend(first="if index == 1: sys.exit('no data')", patience=0.3)
-    assert "straight through" not in out
+    assert "uninterrupted: " not in out
     assert (
         "training failed on several processes; process 1 failed before its first step with exit code 1; "
         in err

@@ -156,19 +156,19 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         ),
         (
             [FINITE.format("'adam'")],
-            "optimizer.inner: should be an optimizer, got 'adam'; write a table that calls",
+            "optimizer.inner: must be an optimizer, got 'adam'; write a table that calls",
         ),
         (
             [FINITE.format("3")],
-            "optimizer.inner: should be an optimizer, got 3; write a table that calls a function",
+            "optimizer.inner: must be an optimizer, got 3; write a table that calls a function",
         ),
         (
             [FINITE.format("{name='os.getcwd'}")],
-            "[optimizer.inner] getcwd should make an optax.GradientTransformation",
+            "[optimizer.inner] getcwd must return an optax.GradientTransformation",
         ),
         (
             [FINITE.format("{name='adam', learning_rate='x'}")],
-            "optimizer.inner.learning_rate: should be a valid number",
+            "optimizer.inner.learning_rate: must be a valid number",
         ),
         (
             [FINITE.format("{name='adam', learning_rate=0.1, slot_dtype='x'}")],
@@ -188,11 +188,11 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         ),
         (
             ["optimizer={name='optax.chain', args=[3]}"],
-            "optimizer.args.0: should be an optimizer, got 3",
+            "optimizer.args.0: must be an optimizer, got 3",
         ),
         (
             ["optimizer={name='optax.chain', args=3}"],
-            "optimizer.args: should be a valid list, got 3",
+            "optimizer.args: must be a valid list, got 3",
         ),
         (
             ["optimizer={name='optax.chain', arg=[]}"],
@@ -209,7 +209,7 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         ),
         (
             ["optimizer={name=''}"],
-            "optimizer.name: should be the name of a function, got ''; name one of",
+            "optimizer.name: must be the name of a function, got ''; name one of",
         ),
         (
             ["optimizer={name='optax.'}"],
@@ -309,17 +309,17 @@ def test_other_types_arrive_as_their_annotations_say(typed):
     ("override", "expected"),
     [
         ("model.head={widht=3}", "model.head.widht: unknown key; did you mean width?"),
-        ("model.head={width='x'}", "model.head.width: should be a valid integer, got 'x'"),
+        ("model.head={width='x'}", "model.head.width: must be a valid integer, got 'x'"),
         ("model.head={width=0}", "[model.head] width must be >= 1, got 0"),
-        ("model.head=3", "model.head: should be a table, got 3"),
-        ("model.head=[]", "model.head: should be a table, got []"),
-        ("model.head={sizes=[1, 'x']}", "model.head.sizes.1: should be a valid integer, got 'x'"),
-        ("model.heads={}", "model.heads: should be a valid list, got {}"),
+        ("model.head=3", "model.head: must be a table, got 3"),
+        ("model.head=[]", "model.head: must be a table, got []"),
+        ("model.head={sizes=[1, 'x']}", "model.head.sizes.1: must be a valid integer, got 'x'"),
+        ("model.heads={}", "model.heads: must be a valid list, got {}"),
         (
             "model.heads=[{}, {width=true}]",
-            "model.heads.1.width: should be a valid integer, got True",
+            "model.heads.1.width: must be a valid integer, got True",
         ),
-        ("model.heads=[{}, 3]", "model.heads.1: should be a table, got 3"),
+        ("model.heads=[{}, 3]", "model.heads.1: must be a table, got 3"),
         (
             "model.encoder.parent={head={}}",
             "model.encoder.parent.depth: is missing, and it has no default",
@@ -332,37 +332,37 @@ def test_other_types_arrive_as_their_annotations_say(typed):
         ("model.encoder.head.width=0", "[model.encoder.head] width must be >= 1, got 0"),
         (
             "model.activation=rlu",
-            "model.activation: should be one of RELU ('relu'), GELU ('gelu'), got 'rlu'",
+            "model.activation: must be one of RELU ('relu'), GELU ('gelu'), got 'rlu'",
         ),
-        ("model.level=3", "model.level: should be one of LOW (1), HIGH (2), got 3"),
-        ("model.level=true", "model.level: should be one of LOW (1), HIGH (2), got True"),
-        ("model.mode=medium", "model.mode: should be 'fast' or 'slow', got 'medium'"),
-        ("model.weights={a='x'}", "model.weights.a: should be a valid number, got 'x'"),
-        ("model.weights=[1.0]", "model.weights: should be a table, got [1.0]"),
+        ("model.level=3", "model.level: must be one of LOW (1), HIGH (2), got 3"),
+        ("model.level=true", "model.level: must be one of LOW (1), HIGH (2), got True"),
+        ("model.mode=medium", "model.mode: must be 'fast' or 'slow', got 'medium'"),
+        ("model.weights={a='x'}", "model.weights.a: must be a valid number, got 'x'"),
+        ("model.weights=[1.0]", "model.weights: must be a table, got [1.0]"),
         ("model.scales={a=0.5}", "model.scales.a: its keys must be numbers, got 'a'"),
-        ("model.sizes=3", "model.sizes: should be a valid list, got 3"),
+        ("model.sizes=3", "model.sizes: must be a valid list, got 3"),
         ("model.pair=[1]", "model.pair: must have 2 entries, got [1]"),
-        ("model.pair=['a', 1]", "model.pair.0: should be a valid integer, got 'a'"),
-        ("model.where=3", "model.where: should be a path, a string, got 3"),
-        ("model.limit=-inf", "model.limit: should be a finite number, got -inf"),
+        ("model.pair=['a', 1]", "model.pair.0: must be a valid integer, got 'a'"),
+        ("model.where=3", "model.where: must be a path, a string, got 3"),
+        ("model.limit=-inf", "model.limit: must be a finite number, got -inf"),
         ("model.span={stp=3}", "model.span.stp: unknown key; did you mean stop?"),
         ("model.options={note='x'}", "model.options.rate: is missing"),
-        ("model.norm=3", 'model.norm: should name a function, "package.module:name", got 3'),
+        ("model.norm=3", 'model.norm: must name a function, "package.module:name", got 3'),
         (
             "model.opaque=3",
-            "model.opaque: should be a typed_task.Opaque, which TOML cannot express, got 3; write a ta",
+            "model.opaque: must be a typed_task.Opaque, which TOML cannot express, got 3; write a ta",
         ),
         (
             "model.opaque={size=3}",
-            "model.opaque: should be a typed_task.Opaque, which TOML cannot express, got {'size",
+            "model.opaque: must be a typed_task.Opaque, which TOML cannot express, got {'size",
         ),
         (
             "model.opaque={name='os.getcwd'}",
-            "[model.opaque] getcwd should make an instance of typed_task.Opaque",
+            "[model.opaque] getcwd must return an instance of typed_task.Opaque",
         ),
         (
             "model.array=[1, 2]",
-            "model.array: should be a numpy.ndarray, which TOML cannot express, got [1, 2]",
+            "model.array: must be a numpy.ndarray, which TOML cannot express, got [1, 2]",
         ),
     ],
 )
@@ -379,7 +379,7 @@ def test_tables_too_deep_are_refused(config):
     table = ADAM
     for _ in range(60):
         table = f"{{name='optax.flatten', inner={table}}}"
-    assert "is inside of more than 32 tables" in message_of(config, f"optimizer={table}")
+    assert "is nested in more than 32 tables" in message_of(config, f"optimizer={table}")
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def test_the_chief_may_start_after_those_who_wait_for_it(pipeline, tmp_path):
 def test_without_waiting_a_second_saver_is_refused(pipeline, tmp_path):
     with chief(pipeline, tmp_path) as running:
         running.step()
-        with pytest.raises(ftrain.checkpoints.InUseError, match="is saved to by process"):
+        with pytest.raises(ftrain.checkpoints.InUseError, match="is in use by process"):
             take(chief(pipeline, tmp_path))
         running.request_stop()
 

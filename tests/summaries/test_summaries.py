@@ -148,7 +148,7 @@ def test_a_value_that_is_no_number_is_an_error_with_its_name(tmp_path, value, ex
                 writer.write(1, {"loss": 0.5, "gradients/norm": value})
         with pytest.raises(TypeError, match=r"a step must be a whole number, got 1\.5"):
             events.write(1.5, {"loss": 0.5})
-        with pytest.raises(TypeError, match="the name of a value must be a text, got 3"):
+        with pytest.raises(TypeError, match="the name of a value must be a string, got 3"):
             events.write(1, {3: 0.5})
     file.close()
     assert read_metrics(file.path) == []

@@ -130,7 +130,7 @@ def test_bad_data_are_named_first(pipeline):
     batch["x"][2, 1] = np.inf
     step = make_step(loss_fn, ADAM)
     found = locate(step, TrainState.create(init_params(), ADAM), batch)
-    assert found[0] == "batch/x (1 of 24 values not finite, the first at [2, 1])"
+    assert found[0] == "batch/x (1 of 24 values non-finite, the first at [2, 1])"
 
 
 def test_data_that_cannot_be_asked_keep_the_batch_and_the_newest_state(pipeline, tmp_path):

@@ -284,7 +284,7 @@ def test_auto_does_not_fuse_what_would_give_other_bits(monkeypatch):
     notices = StopAtNotice()
     loop = run([notices, StopAtStep(5_000_000)], "auto")
     assert notices.texts == [
-        "steps are not fused: fused ones give other bits, in leaf params/w first"
+        "steps are not fused: fused ones return other bits, first in leaf params/w"
     ]
     assert loop._fuser.length == 1
 

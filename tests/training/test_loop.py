@@ -406,5 +406,5 @@ def test_a_value_that_cannot_be_published_is_named(pipeline):
         def after_step(self, report):
             report.publish({"vector": jnp.zeros(3)})
 
-    with pytest.raises(TypeError, match="vector must be a number or a text to be published"):
+    with pytest.raises(TypeError, match="vector must be a number or a string to be published"):
         drive([Publisher()], pipeline)
