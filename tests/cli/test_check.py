@@ -112,7 +112,8 @@ def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
         (
             [],
             64,
-            "job.toml: data.batch_size: batch_size 8 does not divide over the 64 devices of the mesh; use 64",
+            "job.toml: data.batch_size: batch_size 8 does not divide over the 64 devices "
+            "of the mesh; use 64",
         ),
         (
             ['sharding.rules=[{leaf="x", axes=[]}]'],
@@ -122,7 +123,8 @@ def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
         (
             ['sharding.rules=[{leaf="w", axes=["data"]}]'],
             8,
-            "command line: sharding.rules: the rule for 'w' does not fit leaf params/w of shape [3]: dimension 0",
+            "command line: sharding.rules: the rule for 'w' does not fit "
+            "leaf params/w of shape [3]: dimension 0",
         ),
         (
             ['sharding.rules=[{leaf="(", axes=[]}]'],

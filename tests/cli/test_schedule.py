@@ -6,11 +6,15 @@ from PIL import Image
 
 from ftrain.cli.schedule import draw_in_terminal
 
-DECAY = 'optimizer.learning_rate={name="polynomial_decay", learning_rate=0.5, decay_steps=40, end_learning_rate=0.1}'
+DECAY = (
+    'optimizer.learning_rate={name="polynomial_decay", learning_rate=0.5, decay_steps=40, '
+    "end_learning_rate=0.1}"
+)
 
 
 def test_the_learning_rate_is_drawn_in_the_terminal_and_as_a_png(tmp_path):
-    config, picture = write_config(tmp_path, steps=40, every=10), tmp_path / "rate.png"
+    config = write_config(tmp_path, steps=40, every=10)
+    picture = tmp_path / "rate.png"
     done = run("schedule", config, DECAY, "--output", picture)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

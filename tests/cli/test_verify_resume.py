@@ -16,8 +16,8 @@ from ftrain.cli import kill_test
 from ftrain.cli.kill_test import open_group
 from ftrain.cli.verify_resume import verify_resume
 
-# A program that plays `ftrain train` in step with one other, without any jax. FIRST and DEED are what
-# else it does: at first, and when the other is gone.
+# A program that imitates `ftrain train` in step with one other, without jax. FIRST and DEED are its
+# other actions: at first, and when the other is gone.
 PRETENDER = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -157,8 +157,8 @@ def test_a_process_that_outlives_the_others_is_ended_and_named(tmp_path, pretend
     out, _ = pretend(deed=STAY, patience=0.3)
     rank = int(re.findall(r"process (\d) during a save$", out, re.MULTILINE)[0])
     assert (
-        f"HANGING: process {1 - rank} did not exit by itself within 0.3 s after process {rank} was killed"
-        in out
+        f"HANGING: process {1 - rank} did not exit by itself within 0.3 s "
+        f"after process {rank} was killed" in out
     )
     assert f"both runs are kept in {tmp_path / 'proof'}" in out
     assert "staying" in (tmp_path / "proof" / "killed" / "output.txt").read_text()
@@ -179,8 +179,8 @@ def test_of_several_processes_the_one_that_failed_is_named(pretend):
     out, err = pretend(first="if index == 1: sys.exit('no data')", patience=0.3)
     assert "uninterrupted: " not in out
     assert (
-        "training failed on several processes; process 1 failed before its first step with exit code 1; "
-        in err
+        "training failed on several processes; "
+        "process 1 failed before its first step with exit code 1; " in err
     )
     assert "; process 0 did not exit by itself:" in err
     assert "[1] no data" in err
@@ -217,7 +217,7 @@ def test_who_has_ended_before_was_not_killed(tmp_path):
 
 @pytest.fixture
 def pretend(tmp_path, monkeypatch, capsys):
-    """The command on two pretenders, which fails, leaves none of them, and answers what it printed."""
+    """Run the command on two pretenders: it fails and leaves none; return what it printed."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
 

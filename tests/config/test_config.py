@@ -116,7 +116,8 @@ def test_a_job_is_built_with_what_the_config_says(config):
         (['optimizer={name="optax.adamw", learning_rate=0.25}'], 0.25),
         (
             [
-                'optimizer={name="optax.adamw", learning_rate={name="optax.constant_schedule", value=0.5}}'
+                'optimizer={name="optax.adamw", '
+                'learning_rate={name="optax.constant_schedule", value=0.5}}'
             ],
             0.5,
         ),
@@ -346,7 +347,7 @@ VALUES = st.recursive(
 
 
 def refusal(path, overrides=()) -> str | None:
-    """The words of the refusal, or None if the config is planned; anything else that is raised fails the test."""
+    """Return the error message, or None if the config is planned; any other exception fails."""
     try:
         build(plan(load(path, overrides)))
     except ConfigError as error:

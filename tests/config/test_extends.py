@@ -169,7 +169,9 @@ def test_a_key_that_a_replaced_table_lacks_is_missing_in_the_file_that_replaces_
 def test_a_cycle_is_two_lines_that_show_it(extend, tmp_path):
     extend("", "a.toml", extends="b.toml")
     extend("", "b.toml", extends="./a.toml")
-    first, second, third = tmp_path / "job.toml", tmp_path / "a.toml", tmp_path / "b.toml"
+    first = tmp_path / "job.toml"
+    second = tmp_path / "a.toml"
+    third = tmp_path / "b.toml"
     path = extend("", extends="a.toml")
     assert error_of(path) == (
         f"{third}: extends: './a.toml' makes a cycle\n{first} -> {second} -> {third} -> {second}"

@@ -141,7 +141,8 @@ def test_what_is_written_out_reads_back(config):
 
 
 def test_the_schema_knows_hooks(config):
-    schema, values = json_schema(), load(config).values
+    schema = json_schema()
+    values = load(config).values
     jsonschema.validate(values, schema)
     for wrong in (
         {"name": "StopWhen", "patience": 3},

@@ -1,4 +1,4 @@
-"""Tables inside of tables: optimizers inside of optimizers, and arguments that are dataclasses, enums and the like."""
+"""Nested tables: optimizers in optimizers, and arguments that are dataclasses, enums and so on."""
 
 import tomllib
 from pathlib import Path
@@ -67,11 +67,13 @@ NESTED = [
     f"{{name='optax.apply_if_finite', inner={ADAM}, max_consecutive_errors=5}}",
     f"{{name='optax.MultiSteps', opt={ADAM}, every_k_schedule=2}}",
     f"{{name='optax.masked', inner={ADAM}, mask={{w=true, b=false}}}}",
-    f"{{name='optax.flatten', inner={{name='optax.apply_if_finite', inner={ADAM}, max_consecutive_errors=5}}}}",
+    f"{{name='optax.flatten', "
+    f"inner={{name='optax.apply_if_finite', inner={ADAM}, max_consecutive_errors=5}}}}",
     f"{{name='guard', optimizer={ADAM}, spike=5.0}}",
     f"{{name='loss_scaling', optimizer={{name='guard', optimizer={ADAM}}}}}",
     f"{{name='optax.chain', args=[{{name='optax.clip_by_global_norm', max_norm=1.0}}, {ADAM}]}}",
-    f"{{name='optax.named_chain', args=[['clip', {{name='optax.clip', max_delta=1.0}}], ['adam', {ADAM}]]}}",
+    f"{{name='optax.named_chain', "
+    f"args=[['clip', {{name='optax.clip', max_delta=1.0}}], ['adam', {ADAM}]]}}",
 ]
 
 
@@ -95,7 +97,8 @@ def test_lookahead_is_built_around_another_optimizer(config):
 
 
 def test_plain_optax_inside_of_a_wrapper_shows_its_rate_unless_it_has_another_clock(config):
-    inner = "{name='optax.adam', learning_rate={name='cosine_decay', learning_rate=0.5, decay_steps=10}}"
+    rate = "{name='cosine_decay', learning_rate=0.5, decay_steps=10}"
+    inner = f"{{name='optax.adam', learning_rate={rate}}}"
     wrapped = f"optimizer={{name='optax.apply_if_finite', inner={inner}, max_consecutive_errors=5}}"
     assert float(build(plan(load(config, [wrapped]))).learning_rate(0)) == 0.5
     late = f"optimizer={{name='optax.MultiSteps', opt={inner}, every_k_schedule=2}}"
@@ -104,7 +107,8 @@ def test_plain_optax_inside_of_a_wrapper_shows_its_rate_unless_it_has_another_cl
 
 def test_groups_of_parameters_have_an_optimizer_each(config):
     sgd = "{name='optax.sgd', learning_rate=0.5}"
-    table = f"{{name='optax.partition', transforms={{a={ADAM}, b={sgd}}}, param_labels={{w='a', b='b'}}}}"
+    transforms = f"{{a={ADAM}, b={sgd}}}"
+    table = f"{{name='optax.partition', transforms={transforms}, param_labels={{w='a', b='b'}}}}"
     job = build(plan(load(config, [f"optimizer={table}"])))
     assert set(job.abstract_state().opt_state.inner_states) == {"a", "b"}
     assert job.learning_rate is None  # there are two
@@ -120,7 +124,8 @@ def test_overrides_reach_into_inner_tables_and_arrays(config):
         CONFIG.partition("[optimizer]")[0]
         + "[optimizer]\nname = 'optax.chain'\n"
         + "[[optimizer.args]]\nname = 'optax.clip'\nmax_delta = 1.0\n"
-        + "[[optimizer.args]]\nname = 'optax.flatten'\ninner = {name = 'adam', learning_rate = 0.1}\n"
+        + "[[optimizer.args]]\nname = 'optax.flatten'\n"
+        + "inner = {name = 'adam', learning_rate = 0.1}\n"
     )
     planned = plan(
         load(config, ["optimizer.args.1.inner.learning_rate=0.5", "optimizer.args.0.max_delta=2.0"])
@@ -177,7 +182,8 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         (
             [
                 FINITE.format(
-                    "{name='adam', learning_rate={name='cosine_decay', learning_rate=1.0, decay_step=3}}"
+                    "{name='adam', "
+                    "learning_rate={name='cosine_decay', learning_rate=1.0, decay_step=3}}"
                 )
             ],
             "optimizer.inner.learning_rate.decay_step: unknown key; did you mean decay_steps?",
@@ -350,7 +356,8 @@ def test_other_types_arrive_as_their_annotations_say(typed):
         ("model.norm=3", 'model.norm: must name a function, "package.module:name", got 3'),
         (
             "model.opaque=3",
-            "model.opaque: must be a typed_task.Opaque, which TOML cannot express, got 3; write a ta",
+            "model.opaque: must be a typed_task.Opaque, which TOML cannot express, got 3; "
+            "write a table",
         ),
         (
             "model.opaque={size=3}",
@@ -371,7 +378,10 @@ def test_a_value_of_another_type_names_its_key(typed, override, expected):
 
 
 def test_an_argument_that_only_a_call_can_make_is_asked_for(config):
-    expected = "model.opaque: is missing, and it has no default; it is a typed_task.Opaque, which TOML cannot express"
+    expected = (
+        "model.opaque: is missing, and it has no default; "
+        "it is a typed_task.Opaque, which TOML cannot express"
+    )
     assert expected in message_of(config, "task=typed_task:needs_opaque")
 
 

@@ -204,7 +204,8 @@ def check_equal(first, second):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_interrupted_anywhere_goes_on_with_the_same_batches(pattern, kind):
-    make, steps = pipelines(pattern)[kind], 60
+    make = pipelines(pattern)[kind]
+    steps = 60
     whole = [make().batch(step) for step in range(steps)]
     rng = np.random.default_rng(0)
     step = 0

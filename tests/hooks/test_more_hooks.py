@@ -44,7 +44,9 @@ class Publishing(Hook):
     """Publishes one number after another."""
 
     def __init__(self, numbers, name="eval/score", when=None):
-        self.numbers, self.name, self.when = list(numbers), name, when or every(steps=5)
+        self.numbers = list(numbers)
+        self.name = name
+        self.when = when or every(steps=5)
 
     def after_step(self, report):
         if self.numbers:

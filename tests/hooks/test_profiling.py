@@ -25,7 +25,7 @@ def drive(hooks, data, **options):
 
 
 def profiles(directory) -> list[str]:
-    """The names of the traces that TensorBoard's profile page finds, each of which has a complete file."""
+    """Return the traces that TensorBoard's profile page finds; each has a complete file."""
     files = list(directory.glob("plugins/profile/*/*.xplane.pb"))
     assert all(file.stat().st_size > 1000 for file in files)
     names = sorted(file.parent.name for file in files)

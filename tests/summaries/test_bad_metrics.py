@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl that cannot be read: a run resumes, good lines keep their bytes, nothing is lost."""
+"""Unreadable lines of metrics.jsonl: a run resumes, good lines keep their bytes, none is lost."""
 
 import os
 import resource

@@ -220,7 +220,8 @@ def test_a_crash_that_was_not_is_named(pipeline, tmp_path):
 
 
 def test_taking_steps_again_has_a_limit(pipeline):
-    program, state = CompiledStep(make_step(loss_fn, ADAM)), TrainState.create(init_params(), ADAM)
+    program = CompiledStep(make_step(loss_fn, ADAM))
+    state = TrainState.create(init_params(), ADAM)
     with pytest.raises(
         ReplayError, match=r"taking steps 1 to 99999 again takes longer than 0.01 s"
     ):
