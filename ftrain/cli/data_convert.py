@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Compression = Literal["gzip", "zlib"]
 _PATHS = (
-    "Files or patterns, then the file to write. The suffixes give the kinds of files: .csv, .tsv, "
+    "Files or patterns, then the file to write. Suffixes determine the kinds of files: .csv, .tsv, "
     ".jsonl, .npz, or .tfrecord, which .gz or .zlib may follow."
 )
 

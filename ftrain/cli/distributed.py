@@ -151,7 +151,8 @@ def injected_faults(directory: Path, rank: int) -> "Faults | None":
 def _heartbeat(hang_timeout: float | None) -> float:
     """Return the heartbeat timeout of the runtime.
 
-    The runtime ends a process without a reason, so ftrain's own checks, which give one, come first.
+    The runtime ends a process without a reason. So ftrain's own checks, which report one, come
+    first.
     """
     return DEFAULT_HEARTBEAT if hang_timeout is None else 2 * hang_timeout + 10
 

@@ -1,4 +1,4 @@
-"""The kill test behind `ftrain verify-resume`: training that is killed at random and resumed."""
+"""The kill test of `ftrain verify-resume`: training that is killed at random and resumed."""
 
 import contextlib
 import random

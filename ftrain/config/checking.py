@@ -53,8 +53,8 @@ def call(
 ) -> Call:
     """Return a checked call of `function` with the keys of a table.
 
-    `given` are arguments that the builder adds. Keys in `extra` are no arguments: they
-    are only checked and kept.
+    `given` are arguments that the builder adds. Keys in `extra` are not arguments:
+    they are only checked and kept.
     """
     if key.count(".") > MAX_DEPTH:
         raise config.error(key, f"is nested in more than {MAX_DEPTH} tables")

@@ -171,8 +171,8 @@ def _set_directory(directory: Path, values: Table) -> str | None:
     if not isinstance(before, str) or Path(before).resolve() == directory.resolve():
         return None
     return (
-        f"{directory}: the run resumes here; it was moved from {before!r}, "
-        "the run.directory of its config"
+        f"{directory}: the run was moved and resumes here; "
+        f"its config has run.directory = {before!r}"
     )
 
 

@@ -156,7 +156,7 @@ def _launcher_line(before: str, directory: Path) -> str:
 def _signature(number: str) -> str:
     """Return a line for a live process of this host, or an empty string.
 
-    It includes the start time, to tell the process from a later one with the same number.
+    It includes the start time, to distinguish the process from a later one with the same number.
     """
     try:
         fields = Path("/proc", number, "stat").read_text().rpartition(")")[2].split()

@@ -300,7 +300,7 @@ class TextSource:
             return line.decode(self.encoding)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self.where(index)} is not {self.encoding}: {error}; encoding=None gives bytes"
+                f"{self.where(index)} is not {self.encoding}: {error}; encoding=None returns bytes"
             ) from None
 
     def _file_of(self, index: int) -> int:

@@ -228,7 +228,7 @@ def spread(
         return jax.shard_map(
             function, mesh=mesh, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False
         )
-    if jax.process_count() > 1:  # inside of jit, pmap only supports one process
+    if jax.process_count() > 1:  # inside jit, pmap only supports one process
         replicas = Mesh(mesh.devices.reshape(-1), (_PMAP_AXIS,))
         part = PartitionSpec(_PMAP_AXIS)
         return jax.shard_map(

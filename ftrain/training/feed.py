@@ -71,7 +71,7 @@ class Feed:
         self._changed_shapes = ShapeWatch()
         self._pieces: Any = None  # the read-ahead thread, once started
         self._spare: deque[Piece] = deque()  # taken from the thread, but not used yet
-        self._step = 0  # the step before the one that is waited for
+        self._step = 0  # the step before the one that the loop waits for
         self._agreed = 0  # the newest step for which all processes exchanged whether they have data
         self._has_failed = False
 

@@ -75,7 +75,7 @@ def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
 class Fuser:
     """Decides how many steps a fused call takes: up to a given number or, with "auto", the fastest.
 
-    Steps are only fused if a trial finds that this changes no bit: inside of a loop the compiler
+    Steps are only fused if a trial finds that this changes no bit: inside a loop the compiler
     may compute a convolution, for example, in another way, or round a sum once instead of twice.
     With "auto" some single steps are measured first: long steps gain nothing, unless dispatching
     them is slow. Then a thread compiles the fused call, while the run continues with single steps.

@@ -16,7 +16,7 @@ Listener = Callable[..., None]
 
 
 class Host(Protocol):
-    """What a report gives hooks access to."""
+    """What hooks can access through a report."""
 
     coordinator: Coordinator
     stopping: Stopping

@@ -81,8 +81,8 @@ class HookDispatch:
         self.timing = timing
         self._now = now
         self._calls: deque[Call] = deque()
-        self._settling: Call | None = None  # the newest call that was waited for
-        self._waiting_for: int | None = None  # the first step of the call that is being waited for
+        self._settling: Call | None = None  # the call being settled, or the last one
+        self._waiting_for: int | None = None  # the first step of the call that the loop waits for
         self._listeners: dict[str, list[tuple[Hook, Listener]]] = {}
         self._early_notices: list[str] | None = []  # those shown before all hooks have begun
         self._calling: Hook | None = None  # the hook that is being called

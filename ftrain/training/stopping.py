@@ -143,13 +143,13 @@ def stop_on_signals(
 ) -> Iterator[None]:
     """While this is entered, the first of `signals` calls `stop` with its name.
 
-    The second one ends the process. `saves` is False if the stopped run is not saved, which the
-    logged line then says.
+    The second one ends the process. `saves` is False if the stopped run is not saved; the
+    logged line then states that.
 
     A thread does both, because a Python handler has to wait for the main thread, and that may be
     compiling, or waiting for the device. Outside of the main thread, where signals cannot be
     handled, this does nothing. A signal that this process was started to ignore, such as SIGINT in
-    the background of a script, stays ignored, and a line says so.
+    the background of a script, stays ignored, with a line in the log.
     """
     action = (
         "saving and stopping"

@@ -42,8 +42,8 @@ def test_a_run_directory_is_resumed_where_it_is_now(tmp_path):
     assert "steps was 40, now 60" in refused.stderr
     shown = trained(moved, "steps=60", "--accept-changes").splitlines()
     assert (
-        shown[0] == f"{moved}: the run resumes here; it was moved from '{home}', "
-        "the run.directory of its config"
+        shown[0] == f"{moved}: the run was moved and resumes here; "
+        f"its config has run.directory = '{home}'"
     )
     assert "resumed at step 40" in "\n".join(shown)
     assert steps_written(moved) == [20, 40, 60]
