@@ -277,9 +277,8 @@ def _check_state(before: TrainState, after: TrainState) -> None:
         )
         if found != expected:
             raise TypeError(
-                f"the step changes its state: leaf {name} is {found} after it, "
-                f"expected {expected} as before; "
-                "a step must keep the structure, shapes and dtypes of its state"
+                f"the step changes its state: leaf {name} is {found} after it, and {expected} "
+                "before; a step must keep the structure, shapes and dtypes of its state"
             )
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise TypeError(

@@ -54,7 +54,7 @@ def test_a_run_that_resumes_bit_for_bit_is_proven_to(tmp_path, kills):
     assert "the same, bit for bit" in done.stdout
     assert f"after {kills} kills" in done.stdout
     rows = re.findall(
-        r"^ +(\d+) +(\d+) +([\d,]+) +(\d+)  (inside|between|no)", done.stdout, re.MULTILINE
+        r"^ +(\d+) +(\d+) +([\d,]+) +(\d+)  (during|between|no)", done.stdout, re.MULTILINE
     )
     assert len(rows) == kills + 1
     assert rows[-1][4] == "no"
@@ -128,7 +128,7 @@ def test_processes_that_train_together_are_killed_one_by_one(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same, bit for bit" in done.stdout
     rows = re.findall(
-        r"^ +\d+ +(\d+) +\d+ +\d+  (?:process (\d) (?:inside|between)|no)",
+        r"^ +\d+ +(\d+) +\d+ +\d+  (?:process (\d) (?:during|between)|no)",
         done.stdout,
         re.MULTILINE,
     )
