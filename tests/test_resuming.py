@@ -28,7 +28,8 @@ class Calls:
     """`train` in one directory, with a way to change single arguments; `lines` is what it logs."""
 
     def __init__(self, directory):
-        self.directory, self.lines = directory, []
+        self.directory = directory
+        self.lines = []
 
     def __call__(self, *, data=None, loss=loss_fn, **changes):
         data = data or Pipeline(ArraySource(make_arrays()), batch_size=8, seed=3)

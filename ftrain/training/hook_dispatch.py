@@ -222,7 +222,7 @@ class HookDispatch:
                     hook.after_step(report)
 
     def past(self, step: int) -> PastStep:
-        """An earlier step, to be inspected or taken again."""
+        """Return an earlier step, to be inspected or taken again."""
         position = self._position
         return self._replayer.past(
             step,
@@ -231,7 +231,7 @@ class HookDispatch:
         )
 
     def report(self) -> Report:
-        """The report of the newest step; reading its metrics waits for the device."""
+        """Return the report of the newest step; reading its metrics waits for the device."""
         return self._report(self._position.metrics, self._position.state)
 
     def _report(
@@ -241,7 +241,7 @@ class HookDispatch:
         due: Sequence[Hook] = (),
         examples: int = 0,
     ) -> Report:
-        """The report of the last step of `metrics`.
+        """Return the report of the last step of `metrics`.
 
         Hooks that are `due` get the report; others that listen get what is published. The state is
         only part of it if a due hook needs it, because the next step overwrites it.
@@ -331,7 +331,7 @@ class HookMemory:
         self._saved: HookStates = {}
 
     def collect(self) -> dict[str, Mapping[str, Any]]:
-        """The states of all hooks that have one."""
+        """Return the states of all hooks that have one."""
         states = {key: _checked(key, hook.state()) for key, hook in self._hooks.items()}
         return {key: state for key, state in states.items() if state is not None}
 

@@ -225,11 +225,20 @@ MISTAKES = [
     ("convert notes.txt x.tfrecord", "its suffix is unknown, and it does not begin with a record"),
     ("convert one.csv x.jsonl", "convert to .tfrecord first"),
     ("convert one.csv bad.jsonl x.tfrecord", "convert one kind at a time"),
-    ("convert raw.tfrecord raw.tfrecord --overwrite", "would be read"),
+    (
+        "convert raw.tfrecord raw.tfrecord --overwrite",
+        "raw.tfrecord would overwrite the source raw.tfrecord",
+    ),
     ("convert raw.tfrecord .", ". is a directory"),
     ("convert one.csv notes.txt/x.tfrecord", "notes.txt is a file, not a directory"),
-    ("convert raw.tfrecord x.csv --shard-records 2", "--shard-records is for record files"),
-    ("convert raw.tfrecord x.tfrecord.gz --compression zlib", "would be GZIP by its suffix"),
+    (
+        "convert raw.tfrecord x.csv --shard-records 2",
+        "--shard-records needs a record file as TARGET",
+    ),
+    (
+        "convert raw.tfrecord x.tfrecord.gz --compression zlib",
+        "the suffix of x.tfrecord.gz means GZIP, but",
+    ),
     ("convert raw.tfrecord x.tfrecord --shard-records 0", "shard-records"),
     ("convert raw.tfrecord", "expected SOURCE... TARGET"),
     ("convert nowhere.csv x.tfrecord", "there is no such file"),

@@ -30,12 +30,10 @@ class Vanish(Hook):
     """Take the directory of checkpoints away at one step, and bring it back at another."""
 
     def __init__(self, saver: CheckpointSaver, gone: int, back: int):
-        self.manager, self.directory, self.gone, self.back = (
-            saver.manager,
-            saver.manager.directory,
-            gone,
-            back,
-        )
+        self.manager = saver.manager
+        self.directory = saver.manager.directory
+        self.gone = gone
+        self.back = back
         self.when = every(steps=1)
 
     def after_step(self, report):

@@ -61,7 +61,7 @@ def refuse(arguments):
         (["-n", "2", "--max-restart", "3", "CONFIG"], r"[Nn]o such option.*--max-restart"),
         (
             ["-n", "2", "CONFIG", "--max-restarts", "3"],
-            r"--max-restarts is an option of launch and must stand before",
+            r"--max-restarts is an option of launch and must come before",
         ),
         (["-n", "2", "CONFIG", "--hang-timeout=3"], r"--hang-timeout=3 is an option of launch"),
     ],
