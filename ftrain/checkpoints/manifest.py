@@ -199,7 +199,7 @@ def find_wrong_checksums(
 
 
 def has_saved_values(value: np.ndarray, leaf: Leaf) -> bool:
-    """Return True if a whole leaf has the values that were saved."""
+    """Return True if the digests of `value` are those saved for the leaf."""
     whole = format_index(whole_index(leaf.shape), leaf.shape)
     return all(
         digest_of(value if index == whole else value[parse_index(index)]) == digest

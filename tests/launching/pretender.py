@@ -97,7 +97,7 @@ class Pretender:
                     case "hang":
                         threading.Event().wait()
                     case "nan":
-                        self.tell(failed="NotFiniteError", message="loss is nan", retry=False)
+                        self.tell(failed="NonFiniteError", message="loss is nan", retry=False)
                         sys.exit(1)
                     case "exit":
                         sys.exit(fault.code)

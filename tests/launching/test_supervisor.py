@@ -164,7 +164,7 @@ def test_a_mistake_is_not_repeated(tmp_path):
 def test_a_failure_for_which_a_restart_would_not_help(tmp_path):
     result = run(tmp_path, n=3, options=["--inject", "nan rank=1 step=8"])
     assert result.code == 1
-    assert result.own[0].endswith("process 1 failed at step 7: NotFiniteError: loss is nan")
+    assert result.own[0].endswith("process 1 failed at step 7: NonFiniteError: loss is nan")
     assert result.own[1].startswith("gave up: a restart would not help")
 
 
