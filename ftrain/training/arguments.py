@@ -1,4 +1,4 @@
-"""Checks of arguments of a run; the errors say what to pass instead."""
+"""Checks of the arguments of a run: each error names what to pass instead."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _OBJECTS = {
     ("ftrain.training.state", "TrainState"): (
         "pass its `params`; to continue from a state, use ftrain.Run(step, state, data)"
     ),
-    ("flax.nnx", "Optimizer"): ("pass ftrain.models.nnx(model), and its `tx` as the optimizer"),
+    ("flax.nnx", "Optimizer"): "pass ftrain.models.nnx(model), and its `tx` as the optimizer",
 }
 _DEFAULT = "pass the arrays only, and let the loss function close over the rest"
 

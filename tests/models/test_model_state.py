@@ -16,7 +16,7 @@ from ftrain.checkpoints import CheckpointManager, LeafMismatchError
 from ftrain.cluster import Sharding, make_mesh
 from ftrain.data import ArraySource, Pipeline
 from ftrain.gradients import loss_scaling
-from ftrain.hooks import NotFiniteError
+from ftrain.hooks import NonFiniteError
 from ftrain.training import locate, read_crash
 from ftrain.training.compiled_step import axis_of
 
@@ -112,7 +112,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, options):
 
 
 def test_a_failed_step_is_taken_again_with_its_model_state(tmp_path):
-    with pytest.raises(NotFiniteError, match="at step 5"):
+    with pytest.raises(NonFiniteError, match="at step 5"):
         ftrain.train(
             exploding_loss, MODEL, make_data(), optimizer=SGD, steps=8, directory=tmp_path, fuse=1
         )

@@ -1,4 +1,4 @@
-"""Arguments of a run that are not what they should be."""
+"""Invalid arguments of a run."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from ftrain.optimizers import adam
 
 
 def stand_in(module: str, name: str, **fields):
-    """An object of a class that looks as one of a library that need not be installed; its fields are a pytree."""
+    """Make an object like those of a library that may be missing; its fields are a pytree."""
     base = type(name, (), {"__module__": module})
     cls = type("Mine", (base,), {"__module__": "mine"})
     names = tuple(fields)
