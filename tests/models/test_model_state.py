@@ -130,7 +130,7 @@ def test_model_state_that_is_not_finite_is_named():
     state = TrainState.create(MODEL, SGD)
     state = state.replace(model_state=state.model_state | {"mean": jnp.full(3, jnp.nan)})
     found = locate(make_step(loss_fn, SGD), state, BATCH)
-    assert found == ["model_state/mean (3 of 3 values not finite, the first at [0])"]
+    assert found == ["model_state/mean (3 of 3 values non-finite, the first at [0])"]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_replay_of_a_config_takes_the_step_again_with_its_model_state(tmp_path):
     replayed = command(tmp_path, "exploding_task", "replay", home)
     assert replayed.returncode == 0, replayed.stderr
     assert "the state before it is computed again from step " in replayed.stdout
-    assert "first not finite: gradients/w" in replayed.stdout
+    assert "first non-finite: gradients/w" in replayed.stdout
 
 
 @pytest.mark.parametrize(
