@@ -20,7 +20,7 @@ from ftrain.tree import Tree
 
 
 class _Parts(NamedTuple):
-    """What a module and its state have beside their arrays."""
+    """What a module and its state have besides their arrays."""
 
     static: Any
     params: Skeleton

@@ -45,7 +45,7 @@ def library_of(value: Any) -> str | None:
 
 
 def is_a(cls: type, module: str, name: str) -> bool:
-    """Whether a class is, or inherits from, the class `name` of `module` or of its submodules."""
+    """Return whether a class inherits from class `name` of `module` or of its submodules."""
     return any(
         base.__name__ == name
         and (base.__module__ == module or base.__module__.startswith(f"{module}."))

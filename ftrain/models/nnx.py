@@ -21,7 +21,7 @@ from ftrain.tree import Tree
 
 
 class _Parts(NamedTuple):
-    """What a module has beside its arrays."""
+    """What a module has besides its arrays."""
 
     graphdef: Any
     params: Skeleton

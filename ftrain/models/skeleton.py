@@ -22,7 +22,7 @@ class Skeleton:
     others: tuple[Any, ...]  # the leaves that are no arrays, and None for each array
 
     def fill(self, what: str, arrays: Tree) -> Any:
-        """Return the pytree with these arrays; `what` they are is said in errors."""
+        """Return the pytree with these arrays; `what` names them in errors."""
         leaves = [
             other if names is None else _find(what, arrays, names)
             for names, other in zip(self.names, self.others, strict=True)
@@ -35,8 +35,8 @@ def separate(
 ) -> tuple[dict[str, Any], Skeleton]:
     """Return the chosen leaves as nested dicts, and the rest.
 
-    The rest compares equal neither by value nor by structure between two objects, as functions in
-    them do not; so only arrays go into the state of a run, and the rest stays with the model.
+    Objects made by one function may hold functions that are not equal, and so have different tree
+    structures. Therefore only arrays go into the state of a run; the rest stays with the model.
 
     Args:
       name: the name of an entry of a key path, or None to leave it out.
@@ -59,7 +59,7 @@ def separate(
 
 
 def is_array(leaf: Any) -> bool:
-    """True for arrays of jax and numpy, and for random keys; not for numbers of Python."""
+    """Return True for arrays of jax and numpy and for random keys, not for numbers of Python."""
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
@@ -69,10 +69,10 @@ def entry_name(entry: Any) -> str:
 
 
 class Traced:
-    """A function of a key that returns arrays, and what else it computes when it is traced.
+    """A function of a key that returns a tree of arrays, and something that has no arrays.
 
-    `function(rng)` returns a tree of arrays and something that depends on no array. Calling a
-    Traced returns the arrays, compiled; `rest` is the other part, without computing an array.
+    A call returns the arrays, computed by a compiled function. `rest` is the other part; no array
+    is computed for it.
     """
 
     def __init__(self, function: Callable[[jax.Array], tuple[Tree, Any]]):
@@ -84,7 +84,7 @@ class Traced:
 
     @functools.cached_property
     def rest(self) -> Any:
-        """What the function returns beside the arrays."""
+        """What the function returns next to the arrays."""
         found: list[Any] = []
 
         def trace(rng: jax.Array) -> Tree:

@@ -1,5 +1,6 @@
 """Checks of the arguments of a run: each error names what to pass instead."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ _OBJECTS = {
     ),
     ("flax.nnx", "Optimizer"): "pass ftrain.models.nnx(model), and its `tx` as the optimizer",
 }
+_COLLECTIONS = {"params", "batch_stats"}  # of the variables of a linen module
 _DEFAULT = "pass the arrays only, and let the loss function close over the rest"
 
 
@@ -29,6 +31,12 @@ def check_arrays(what: str, tree: Tree) -> None:
     if isinstance(tree, Model):
         raise TypeError(f"{what} is a Model, expected a tree of arrays; pass `model.{what}`")
     check_no_object(what, tree, "a tree of arrays")
+    if isinstance(tree, Mapping) and tree.keys() >= _COLLECTIONS:
+        raise TypeError(
+            f"{what} has the collections {', '.join(map(str, tree))} of flax, which are not all "
+            'trained; pass variables["params"], and the others as model_state, '
+            "or ftrain.models.linen(model, example_inputs)"
+        )
     wrong = [(name, leaf) for name, leaf in leaves_with_names(tree) if not _is_array(leaf)]
     if not wrong:
         return
@@ -87,7 +95,7 @@ def _name(value: Any) -> str:
 
 
 def _holds_only_arrays(tree: Tree) -> bool:
-    """Whether it is what `eqx.partition` returns: a module with None in the place of the rest."""
+    """Return whether this is a result of `eqx.partition`: a module of arrays and None."""
     return not isinstance(tree, type) and all(
         _is_array(leaf) for _, leaf in leaves_with_names(tree)
     )

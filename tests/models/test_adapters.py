@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from flax.training import train_state
 from nets import MAKE, EquinoxNet, LinenNet, NnxNet, X, haiku_net
 
 import ftrain
@@ -401,6 +402,55 @@ def test_a_module_of_equinox_that_returns_no_state_is_refused():
 def test_what_is_no_model_is_refused_with_a_way_out(call, message):
     with pytest.raises(TypeError, match=message):
         call()
+
+
+RAW = {
+    "nnx": (lambda: NnxNet(nnx.Rngs(0)), r"model of flax.nnx \(NnxNet\).*pass ftrain.models.nnx"),
+    "linen": (LinenNet, r"model of flax.linen \(LinenNet\).*ftrain.models.linen\(model, example"),
+    "equinox": (lambda: EquinoxNet(KEY), r"model of equinox \(EquinoxNet\).*ftrain.models.equinox"),
+    "haiku": (
+        lambda: hk.transform_with_state(haiku_net),
+        r"model of haiku \(TransformedWithState\).*ftrain.models.haiku\(function, example",
+    ),
+    "state": (
+        lambda: train_state.TrainState.create(
+            apply_fn=None, params={"w": jnp.ones(3)}, tx=optax.sgd(0.1)
+        ),
+        r"flax.training.train_state.TrainState.*pass its `params`, its `tx` as the optimizer",
+    ),
+    "variables": (
+        lambda: LinenNet().init(KEY, X, train=False),
+        r"the collections params, .* of flax, .*pass variables\[.params.\], and the others as model_",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), RAW.values(), ids=RAW)
+def test_an_object_of_a_library_in_the_place_of_parameters_is_refused(make, message, pipeline):
+    def loss_fn(params, batch, rng):
+        return 0.0
+
+    with pytest.raises(TypeError, match=message):
+        ftrain.train(loss_fn, make(), pipeline, optimizer=optax.sgd(0.1), steps=1)
+    with pytest.raises(TypeError, match=message):
+        ftrain.TrainState.create(make(), optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("name", ["nnx", "linen", "equinox", "haiku", "state"])
+def test_an_object_of_a_library_in_other_places_is_refused(name, pipeline):
+    raw = RAW[name][0]()
+    step = ftrain.make_step(lambda params, batch, rng: 0.0, optax.sgd(0.1))
+    way_out = "make ftrain's" if name == "state" else f"ftrain.models.{name}"
+    with pytest.raises(TypeError, match=way_out), ftrain.Run(step, raw, pipeline):
+        pass
+    with pytest.raises(TypeError, match=r"init of a Task is a .*expected a function of a key"):
+        ftrain.tasks.Task(raw, step, pipeline.source)
+
+
+def test_an_optimizer_of_nnx_is_refused(pipeline):
+    optimizer = nnx.Optimizer(NnxNet(nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)
+    with pytest.raises(TypeError, match=r"optimizer is a flax.nnx.Optimizer; pass its `tx`"):
+        ftrain.train(lambda *_: 0.0, {"w": jnp.ones(3)}, pipeline, optimizer=optimizer, steps=1)
 
 
 def test_a_flag_that_does_not_exist_is_refused():
