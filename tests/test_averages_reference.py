@@ -1,4 +1,4 @@
-"""Averages against values that the reference implementation computed."""
+"""Averages compared with values that TensorFlow 1 computed."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,9 @@ CASES = cases("moving_averages")
 
 
 def sequence(case):
-    """Averages after each update; those of variables start at their value, of tensors at zero."""
-    dtype, decay = case["dtype"], case["decay"]
+    """Return the averages after each update; variables start at their value, tensors at zero."""
+    dtype = case["dtype"]
+    decay = case["decay"]
     start = jnp.asarray(array(case["average_initial"], dtype))
     debiased = ZeroDebiased.create(start)
     averages = start

@@ -1,4 +1,4 @@
-"""The table from names of the reference to ours: every counterpart exists."""
+"""The table from names of TensorFlow 1 to names of ftrain: every counterpart exists."""
 
 import inspect
 
@@ -17,10 +17,8 @@ def test_every_counterpart_resolves(name):
     "name", [name for name in TABLE if name.endswith("Optimizer") and "experimental" not in name]
 )
 def test_the_counterpart_of_an_optimizer_takes_a_learning_rate(name):
-    if name not in (
-        "tf.train.Optimizer",
-        "tf.train.SyncReplicasOptimizer",
-    ):  # these take none, or an optimizer
+    # The first takes no learning rate, the second takes an optimizer.
+    if name not in ("tf.train.Optimizer", "tf.train.SyncReplicasOptimizer"):
         assert "learning_rate" in inspect.signature(resolve(TABLE[name].ours[0])).parameters
 
 

@@ -88,7 +88,7 @@ def _max_leaf_bytes() -> tuple[int, str]:
             f"the memory of this machine; set {MAX_LEAF_BYTES} to change it",
         )
     if not value.isdecimal() or int(value) == 0:
-        raise CheckpointError(f"{MAX_LEAF_BYTES} is {value!r}, expected a number of bytes above 0")
+        raise CheckpointError(f"{MAX_LEAF_BYTES} is {value!r}, expected an integer > 0 (bytes)")
     return int(value), MAX_LEAF_BYTES
 
 

@@ -359,7 +359,7 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(
         (
             "4 GB",
             CheckpointError,
-            "FTRAIN_MAX_LEAF_BYTES is '4 GB', expected a number of bytes above 0",
+            r"FTRAIN_MAX_LEAF_BYTES is '4 GB', expected an integer > 0 \(bytes\)",
         ),
         ("0", CheckpointError, "FTRAIN_MAX_LEAF_BYTES is '0'"),
     ],

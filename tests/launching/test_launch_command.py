@@ -41,11 +41,20 @@ def refuse(arguments):
         (["-n", "2"], r"Missing argument 'CONFIG'"),
         (
             ["-n", "2", "--hang-timeout", "-1", "CONFIG"],
-            r"--hang-timeout: must be above 0 seconds, got -1",
+            r"--hang-timeout: must be a finite number of seconds > 0, got -1",
         ),
-        (["-n", "2", "--hang-timeout", "0", "CONFIG"], r"must be above 0 seconds, got 0"),
-        (["-n", "2", "--hang-timeout", "nan", "CONFIG"], r"must be above 0 seconds, got nan"),
-        (["-n", "2", "--hang-timeout", "inf", "CONFIG"], r"must be above 0 seconds, got inf"),
+        (
+            ["-n", "2", "--hang-timeout", "0", "CONFIG"],
+            r"must be a finite number of seconds > 0, got 0",
+        ),
+        (
+            ["-n", "2", "--hang-timeout", "nan", "CONFIG"],
+            r"must be a finite number of seconds > 0, got nan",
+        ),
+        (
+            ["-n", "2", "--hang-timeout", "inf", "CONFIG"],
+            r"must be a finite number of seconds > 0, got inf",
+        ),
         (["-n", "2", "--max-restarts", "-1", "CONFIG"], r"--max-restarts.* 0"),
         (["-n", "2", "--gpus-each", "0", "CONFIG"], r"--gpus-each.* 1"),
         (["-n", "2", "--inject", "burn", "CONFIG"], r"--inject: fault 'burn': unknown kind"),

@@ -55,7 +55,8 @@ def test_one_is_killed_and_all_go_on_from_the_last_save(tmp_path):
     assert result.code == 0
     told, summary, outcome = result.own
     assert told == "process 1 was killed by SIGKILL at step 7; restart 1 of 10"
-    when, what = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "process 1 was killed by SIGKILL at step 7"
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    what = "process 1 was killed by SIGKILL at step 7"
     assert re.fullmatch(rf"{when}: {what}; resumed from step 5, restarted in \d+\.\d s", summary)
     assert outcome.startswith("done: 20 steps on 3 processes")
     assert not (tmp_path / "attempt-1/4-0").exists()
@@ -105,9 +106,8 @@ def test_one_hangs_while_the_others_wait_for_it(tmp_path, fault, story):
     result = run(tmp_path, "deed=dump_on_abort", n=3, options=[*HANGS_SOON, "--inject", fault])
     assert result.code == 0
     shown = re.search(r"^\[1\] .*File .*pretender\.py.* in run$", result.err, re.MULTILINE)
-    assert bool(shown) == fault.startswith(
-        "hang"
-    )  # where it hung; a stopped process has no stacks to show
+    # The stacks show where it hung; a stopped process cannot write its stacks.
+    assert bool(shown) == fault.startswith("hang")
     assert re.match(story, result.own[0])
     assert result.own[-1].startswith("done: 20 steps")
 
