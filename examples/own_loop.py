@@ -40,6 +40,6 @@ with ftrain.Run(
     step, state, data, steps=20_000, hooks=[StopBelow(1e-3, when=ftrain.every(steps=50))]
 ) as run:
     while not run.should_stop():
-        # All steps up to the next one that a hook needs, in one compiled call; step() takes one.
+        # All steps up to the next that a hook needs, in one compiled call; step() takes one.
         run.advance()
 print(f"step {run.steps_taken}: {run.stop_reason}")
