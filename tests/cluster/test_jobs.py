@@ -21,7 +21,7 @@ def losses(run) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in metrics_of(run) if "loss" in line}
 
 
-MOMENTS = ("after a step", "inside of a save", "at any time")
+MOMENTS = ("after a step", "during a save", "at any time")
 
 
 def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
@@ -35,7 +35,7 @@ def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
     left = saves()
     if moment == "after a step":
         job.wait_for(lambda: max(losses(job.run), default=0) > before)
-    elif moment == "inside of a save":
+    elif moment == "during a save":
         job.wait_for(lambda: saves() - left)
     else:
         time.sleep(random.Random(seed).uniform(0, 8))
