@@ -23,7 +23,7 @@ def test_the_counterpart_of_an_optimizer_takes_a_learning_rate(name):
 
 
 def test_names_are_found_with_and_without_their_modules():
-    wanted = ("tf.train.AdamOptimizer", TABLE["tf.train.AdamOptimizer"])
+    expected = ("tf.train.AdamOptimizer", TABLE["tf.train.AdamOptimizer"])
     for name in (
         "AdamOptimizer",
         "tf.train.AdamOptimizer",
@@ -31,7 +31,7 @@ def test_names_are_found_with_and_without_their_modules():
         "tf.compat.v1.train.AdamOptimizer",
         "adam",
     ):
-        assert find(name) == wanted
+        assert find(name) == expected
     assert find("tf.gradients")[1].ours[0] == "ftrain.gradients.value_and_grad"
     assert find("Optimizer.get_slot")[1].ours == ("ftrain.optimizers.get_slot",)
     with pytest.raises(

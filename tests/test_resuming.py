@@ -75,11 +75,11 @@ CHANGES = {
 
 
 @pytest.mark.standard_promotion  # optax.adam
-@pytest.mark.parametrize(("change", "told"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(("change", "reported"), CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("steps", [4, 6], ids=["nothing left", "steps left"])
-def test_a_call_with_something_else_is_refused_and_says_what(train, change, told, steps):
+def test_a_call_with_something_else_is_refused_and_says_what(train, change, reported, steps):
     before = train()
-    with pytest.raises(RunMismatchError, match=rf"has a different run: {told}\n{WAY_OUT}"):
+    with pytest.raises(RunMismatchError, match=rf"has a different run: {reported}\n{WAY_OUT}"):
         train(**change, steps=steps)
     np.testing.assert_array_equal(train().params["w"], before.params["w"])  # nothing was changed
 
@@ -122,10 +122,10 @@ def test_nothing_left_to_do_is_told_once(train):
     train()
     assert not [line for line in train.lines if "nothing is left" in line]
     train()
-    told = [line for line in train.lines if "nothing is left" in line]
-    assert len(told) == 1
+    reported = [line for line in train.lines if "nothing is left" in line]
+    assert len(reported) == 1
     assert re.search(
-        r"has 4 steps already; pass more steps, overwrite=True .* another directory", told[0]
+        r"has 4 steps already; pass more steps, overwrite=True .* another directory", reported[0]
     )
 
 

@@ -268,9 +268,7 @@ def test_a_manifest_cannot_lead_out_of_its_directory(directory, name):
         directory / "2",
         lambda manifest: manifest["files"].update({name: {"size": 1, "crc32c": "0"}}),
     )
-    with pytest.raises(
-        DamagedError, match=r"file manifest.json: .*is not inside of the checkpoint"
-    ):
+    with pytest.raises(DamagedError, match=r"file manifest.json: .*is not inside the checkpoint"):
         CheckpointManager(directory).restore(like=tree(), step=2)
 
 
