@@ -75,8 +75,8 @@ def measure_fsdp(rounds: int) -> Iterator[str]:
     yield (
         f"state of a transformer with Adam, {result['parameters']:,} parameters, fsdp={DEVICES}: "
         f"{whole / 1e6:.1f} MB; on each device at most {held / 1e6:.1f} MB, "
-        f"{held / whole:.4f} of the state, of which {replicated / whole:.4f} are small leaves that "
-        f"every device has; expected at most {MAX_SHARE + replicated / whole:.4f}"
+        f"{held / whole:.4f} of the state, including {replicated / whole:.4f} of it in small "
+        f"leaves that every device has; expected at most {MAX_SHARE + replicated / whole:.4f}"
     )
 
 
