@@ -1,7 +1,8 @@
 """Digits with batch normalisation and dropout, in haiku.
 
 Command: python examples/models/digits_haiku.py
-Time: 10 seconds on 2 CPU cores. Result: accuracy above 0.97 on held-out images; run it twice and it resumes.
+Time: 10 seconds on 2 CPU cores.
+Result: accuracy above 0.97 on held-out images; a second run resumes.
 From a config: ftrain train examples/models/digits.toml task=examples.models.digits_haiku:digits
 """
 

@@ -25,7 +25,7 @@ CALLS = {
     "equinox": "ftrain.models.equinox(model)",
     "haiku": "ftrain.models.haiku(function, example_inputs)",
 }
-# The arguments and fields that choose between training and evaluation, and their values in training.
+# Arguments and fields that choose between training and evaluation: their values in training.
 TRAINS = {
     "train": True,
     "training": True,

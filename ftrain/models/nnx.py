@@ -150,7 +150,7 @@ def _random_state(shapes: Any, rng: jax.Array | None, train: bool) -> Any:
 
 
 def _mark_arrays(library: Any, module: Any) -> None:
-    """Mark arrays that are plain attributes as data: nnx does so itself, but not while it traces."""
+    """Mark plain attributes that are arrays as data; while it traces, nnx does not do so itself."""
     for _, part in library.iter_modules(module):
         for name, value in [*vars(part).items()]:
             if isinstance(value, Tracer):

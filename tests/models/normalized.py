@@ -1,4 +1,4 @@
-"""A regression with batch normalisation in plain JAX, and tasks of it that configs of tests name."""
+"""A regression with batch normalisation in plain JAX, and tasks that configs of tests name."""
 
 import jax
 import jax.numpy as jnp

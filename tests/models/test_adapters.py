@@ -420,7 +420,7 @@ RAW = {
     ),
     "variables": (
         lambda: LinenNet().init(KEY, X, train=False),
-        r"the collections params, .* of flax, .*pass variables\[.params.\], and the others as model_",
+        r"the collections params, .* of flax, .*pass variables\[.params.\], and the others",
     ),
 }
 
