@@ -110,10 +110,18 @@ def find_flags(
     accepted = signature.parameters
     fields = fields or {}
     if chosen is None:
-        arguments = {name: value for name, value in TRAINS.items() if name in accepted}
-        # An argument takes precedence over the field of the same layer.
-        found = {name: value for name, value in TRAINS.items() if name in fields}
-        return arguments, {} if arguments else found
+        # A layer with a field of its own refuses the argument of the same name.
+        changed = {
+            name: value
+            for name, value in TRAINS.items()
+            if name in fields and (name not in accepted or fields[name] is not None)
+        }
+        arguments = {
+            name: value
+            for name, value in TRAINS.items()
+            if name in accepted and name not in changed
+        }
+        return arguments, changed
     value = TRAINS.get(chosen, True)
     takes_any = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
     if chosen in accepted or (takes_any and chosen not in fields):

@@ -285,8 +285,13 @@ class Named(linen.Module):
 
 @pytest.mark.parametrize(
     ("module", "chosen"),
-    [(Field(), None), (Named(), "stochastic"), (linen.Dropout(0.5), None)],
-    ids=["field", "named", "argument"],
+    [
+        (Field(), None),
+        (Named(), "stochastic"),
+        (linen.Dropout(0.5), None),
+        (linen.Dropout(0.5, deterministic=True), None),
+    ],
+    ids=["field", "named", "argument", "field and argument"],
 )
 def test_the_flag_of_linen_is_an_argument_or_a_field(module, chosen):
     model = models.linen(module, X, train_argument=chosen)
