@@ -8,7 +8,7 @@ import jax
 
 from ftrain.data import Source
 from ftrain.models import Model
-from ftrain.training.arguments import check_no_object
+from ftrain.training.arguments import check_init
 from ftrain.training.loss import LossFunction
 from ftrain.tree import Tree
 
@@ -34,12 +34,5 @@ class Task:
     evaluate: Callable[[Tree], Mapping[str, float | str]] | None = None
     input: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self):
-        check_no_object("init of a Task", self.init, "a function of a key, or a Model")
-        if isinstance(getattr(self.init, "__self__", None), Model):
-            raise TypeError("init of a Task is a method of a Model: pass the model itself")
-        if not isinstance(self.init, Model) and not callable(self.init):
-            raise TypeError(
-                "init of a Task must be a function of a key that returns parameters, or an "
-                f"ftrain.models.Model, got a {type(self.init).__name__}"
-            )
+    def __post_init__(self) -> None:
+        check_init("init of a Task", self.init)
