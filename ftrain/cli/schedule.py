@@ -36,7 +36,7 @@ def schedule(
     job = build(plan(load(config, overrides or [])))
     rate = job.learning_rate
     if rate is None:
-        name = job.plan.resolved()["optimizer"]["name"]
+        name = job.plan.resolved()["optimizer"].get("name", "of the chain")
         raise ConfigError(
             f"{config}: the optimizer {name} takes no learning_rate, so there is none to draw"
         )

@@ -1,5 +1,6 @@
 """Functions that a config can name: how names are looked up, what signatures accept."""
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -254,17 +255,52 @@ class Kind:
         return found
 
 
+def _transform_of(function: Callable[..., Any]) -> Callable[..., optax.GradientTransformation]:
+    """Return the function that makes a transform from a function over gradients."""
+    numbers = [
+        parameter.replace(annotation=float | schedules.Schedule)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name.startswith("clip_")
+    ]
+
+    def make(**options: Any) -> optax.GradientTransformation:
+        return gradients.as_transform(function, **options)
+
+    make.__doc__ = function.__doc__
+    make.__qualname__ = function.__qualname__
+    make.__annotations__ = {each.name: each.annotation for each in numbers}
+    vars(make)["__signature__"] = inspect.Signature(numbers)
+    return make
+
+
 TASK = Kind(tasks, "an ftrain.tasks.Task", tasks.Task, lambda made: isinstance(made, tasks.Task))
 OPTIMIZER = Kind(
     optimizers,
     "an optax.GradientTransformation",
     optax.GradientTransformation,
     lambda made: isinstance(made, optax.GradientTransformation),
-    hidden=frozenset({"sync_replicas"}),  # which has a table
+    hidden=frozenset({"sync_replicas", "groups"}),  # which have tables
     others={"guard": gradients.guard, "loss_scaling": gradients.loss_scaling},
     adapt=lambda made: (
         made.gradient_transformation() if isinstance(made, optax.MultiSteps) else made
     ),
+)
+# An entry of a chain: an optimizer, or a change of the gradients for those after it.
+TRANSFORM = dataclasses.replace(
+    OPTIMIZER,
+    others={
+        **OPTIMIZER.others,
+        "densify": gradients.densify,
+        **{
+            each.__name__: _transform_of(each)
+            for each in (
+                gradients.clip_by_average_norm,
+                gradients.clip_by_global_norm,
+                gradients.clip_by_norm,
+                gradients.clip_by_value,
+            )
+        },
+    },
 )
 HOOK = Kind(
     hooks,

@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from ftrain.gradients.rows import Rows, is_rows
 from ftrain.jaxpr import interpret
+from ftrain.optimizers.parameter_group import frozen_names
 from ftrain.tree import Tree, leaves_like, leaves_with_names, nodes_of
 
 # Operations whose result is zero if their first operand is zero.
@@ -53,6 +54,22 @@ def fill_in(tree: Tree, params: Tree) -> Tree:
     leaves, structure = jax.tree.flatten(params)
     pairs = zip(structure.flatten_up_to(tree), leaves, strict=True)
     return structure.unflatten([leaf if own is None else own for own, leaf in pairs])
+
+
+def zero_missing(gradients: Tree, opt_state: Tree, params: Tree) -> Tree:
+    """Return gradients with zeros for frozen parameters, if a transform keeps a state for them.
+
+    Transforms of optax that sum gradients, before `groups` in a chain or around it, need a gradient
+    for every parameter.
+    """
+    ends = tuple(f"/{name}" for name in frozen_names(opt_state))
+    if not ends or not any(name.endswith(ends) for name, _ in leaves_with_names(opt_state)):
+        return gradients
+    leaves, structure = jax.tree.flatten(params)
+    pairs = zip(structure.flatten_up_to(gradients), leaves, strict=True)
+    return structure.unflatten(
+        [jnp.zeros_like(leaf) if own is None else own for own, leaf in pairs]
+    )
 
 
 def zero_frozen(

@@ -67,7 +67,7 @@ class Group:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"name must consist of letters, digits, _, . and -, got {self.name!r}")
         if not self.name:
-            object.__setattr__(self, "name", re.sub(r"\W+", "_", self.match).strip("_") or "group")
+            object.__setattr__(self, "name", _name_from(self.match))
 
     def _check_settings(self) -> None:
         numbers = ("learning_rate", "learning_rate_scale", "weight_decay")
@@ -104,6 +104,16 @@ class Group:
         if self.learning_rate_scale is not None:
             return base * value_at(self.learning_rate_scale, count, base.dtype)
         return base
+
+
+def _name_from(pattern: str) -> str:
+    """Return the words of a pattern, without conditions on what is not matched.
+
+    >>> _name_from("(?!encoder/).*/bias")
+    'bias'
+    """
+    matched = re.sub(r"\(\?<?[!=][^()]*\)", "", pattern)
+    return re.sub(r"\W+", "_", matched).strip("_") or "group"
 
 
 @jax.tree_util.register_dataclass

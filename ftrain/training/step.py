@@ -27,7 +27,8 @@ from ftrain.optimizers import (
     group_learning_rates,
 )
 from ftrain.optimizers.checks import check_parameters
-from ftrain.optimizers.frozen import zero_frozen
+from ftrain.optimizers.frozen import without, zero_frozen, zero_missing
+from ftrain.optimizers.parameter_group import frozen_names
 from ftrain.schedules import Schedule, value_at
 from ftrain.training.fingerprint import fingerprint
 from ftrain.training.loss import (
@@ -174,13 +175,13 @@ class TrainStep:
 
         updates, opt_state = update_with_rows(
             self.optimizer,
-            gradients,
+            zero_missing(gradients, state.opt_state, state.params),
             state.opt_state,
             state.params,
             value_fn=loss_at,
             **arguments,
         )
-        params = apply_updates(state.params, updates)
+        params = apply_updates(state.params, without(updates, frozen_names(opt_state)))
         skips = _shown_skips(state.opt_state, opt_state)
         if "update_skipped" in skips:  # non-finite gradients come with non-finite statistics
             model_state = jax.lax.cond(
