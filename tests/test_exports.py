@@ -167,6 +167,8 @@ ROOMS = {
     },
     "optimizers": {
         "Arrivals",
+        "Group",
+        "GroupError",
         "LearningRate",
         "OptimizerState",
         "Rounding",
@@ -183,6 +185,8 @@ ROOMS = {
         "ftrl",
         "get_slot",
         "gradient_descent",
+        "group_learning_rates",
+        "groups",
         "momentum",
         "proximal_adagrad",
         "proximal_gradient_descent",
@@ -192,6 +196,7 @@ ROOMS = {
     },
     "schedules": {
         "Schedule",
+        "Scheduled",
         "cosine_decay",
         "cosine_decay_restarts",
         "exponential_decay",
@@ -203,6 +208,7 @@ ROOMS = {
         "noisy_linear_cosine_decay",
         "piecewise_constant",
         "polynomial_decay",
+        "value_at",
         "warmup",
         "warmup_stable_decay",
     },

@@ -55,6 +55,7 @@ def groups(
 
     def init(params: Tree) -> GroupsState:
         parts = _Parts(params, named)
+        parts.check_some_trained()
         base_state = base.init(parts.take(None))
         _check_numbers(named.values(), base_state)
         return GroupsState(
@@ -167,6 +168,12 @@ class _Parts:
             if group is None or not group.freeze:
                 name = None if group is None else own.get(group)
                 self._members.setdefault(name, []).append(number)
+
+    def check_some_trained(self) -> None:
+        """Raise GroupError if every parameter is frozen."""
+        if self.names and len(self.frozen) == len(self.names):
+            match = next(group.match for group in self.groups if group is not None)
+            raise GroupError(match, "all parameters are frozen, so there is nothing to train")
 
     def members(self, name: str | None) -> list[int]:
         """Return the positions of the parameters of one optimizer."""

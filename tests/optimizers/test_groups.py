@@ -469,6 +469,7 @@ def test_metrics_show_the_rates_of_groups():
             "pattern 'decoder/.*' matches no parameter; there are encoder/bias, encoder/kernel",
         ),
         ([Group("encoder", freeze=True)], "encoder", "pattern 'encoder' matches no parameter"),
+        ([Group(".*", freeze=True)], ".*", "all parameters are frozen, so there is nothing"),
         (
             [Group("encoder/.*", freeze=True), Group(".*/bias", weight_decay=0.0)],
             ".*/bias",
