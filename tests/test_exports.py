@@ -154,7 +154,7 @@ ROOMS = {
         "DigestLog",
         "LogFile",
         "Logging",
-        "NotFiniteError",
+        "NonFiniteError",
         "Profiler",
         "ProgressBar",
         "SaveListener",

@@ -98,7 +98,7 @@ class ControlServer:
             if index is None:
                 self._log.refuse(peer, f"no handshake within {protocol.HANDSHAKE_SECONDS:g} s")
         except LimitError as error:
-            self._log.refuse(peer, f"it sent {error}")
+            self._log.refuse(peer, f"{error}")
         except OSError:
             pass  # the peer has disconnected
         except _INVALID as error:
@@ -250,7 +250,7 @@ class ControlServer:
                 _send(self._members[index], gathering.timeout_message)
 
     def _vote(self) -> None:
-        """Vote on one proposal at a time: all processes hold and send their steps."""
+        """Start the next vote, for which all processes send their steps, or announce its result."""
         if self._ballot is None and self._proposals:
             self._ballot = _Ballot(self._proposals.pop(0))
             self._send_all({"hold": True})
@@ -315,7 +315,7 @@ class _LineReader:
                 return None
             self._rest += data
         if not 0 <= end <= limit:
-            raise LimitError(f"a line of more than {limit:,} bytes")
+            raise LimitError(f"the line has more than {limit:,} bytes")
         line = bytes(self._rest[:end])
         del self._rest[: end + 1]
         return line

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from ftrain.hyperparameters import check_finite, check_not_negative, check_not_positive
 from ftrain.optimizers.checks import check_at_init
@@ -44,7 +44,7 @@ def ftrl(
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
-        def at(number: Scheduled) -> ArrayLike:
+        def at(number: Scheduled) -> float | jax.Array:
             return value_at(number, count, parameter.dtype)
 
         def power(accumulator: jax.Array) -> jax.Array:

@@ -261,8 +261,10 @@ def _rates(named: Mapping[str, Group], base_state: Tree) -> dict[str, jax.Array]
 def _scaled(update: Any, group: Group | None) -> Any:
     """The update of an optimizer that hides its learning rate."""
     scale = None if group is None else group.learning_rate_scale
-    if scale is None or update is None:
+    if scale is None or update is None or callable(scale):
         return update
-    if isinstance(update, Rows):
-        return update.map(lambda values: values * scale)
-    return update * jnp.asarray(scale, update.dtype)
+
+    def multiply(values: jax.Array) -> jax.Array:
+        return values * jnp.asarray(scale, values.dtype)
+
+    return update.map(multiply) if isinstance(update, Rows) else multiply(update)

@@ -176,8 +176,10 @@ def from_rule(
         }
         return updates, OptimizerState(state.count + 1, now.astype(jnp.float32), new_slots)
 
-    # optax's type is for any state and parameters; these are narrower.
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformationExtraArgs(
+        init,
+        update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
+    )
 
 
 def _groups_of(params: Tree, groups: Mapping[str, Group]) -> list[Group | None]:
@@ -203,8 +205,8 @@ def _numbers(
                 "parameters; use its l2_regularization_strength",
             )
         decay = weight_decay if decay is None else decay
-        is_zero = decay is None or (isinstance(decay, (int, float)) and decay == 0)
-        decays[group] = None if is_zero else value_at(decay, count)
+        is_zero = isinstance(decay, (int, float)) and decay == 0
+        decays[group] = None if decay is None or is_zero else value_at(decay, count)
     return [rates[group] for group in groups], [decays[group] for group in groups]
 
 
@@ -215,7 +217,7 @@ def _check_state(state: object, names: list[str]) -> None:
         )
         expected = ", ".join(names) or "none"
         raise ValueError(
-            f"the state is not one of this optimizer: its slots are {expected}, "
+            f"the state must have the slots of this optimizer, {expected}, "
             f"got {found or 'no slots'}; init(params) makes a new state"
         )
 

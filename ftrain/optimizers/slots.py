@@ -17,8 +17,8 @@ from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves, node
 class OptimizerState(NamedTuple):
     """The state of every optimizer that `from_rule` makes."""
 
-    # Updates applied so far. optax uses the same name, although tuples have a method `count`.
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    # Updates applied so far, named as in optax, although tuples have a method `count`.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name
     learning_rate: jax.Array  # of the newest update, for metrics
     slots: dict[str, Tree]  # by slot name, each shaped like the parameters, or packed
 
@@ -133,11 +133,8 @@ def join_numbers(
         if all(numbers[n] is first for n in members):
             joined.append(first)
             continue
-        filled = [
-            jnp.full(leaves[n].shape, 0 if numbers[n] is None else numbers[n], float)
-            for n in members
-        ]
-        joined.append(join(filled))
+        values = [0 if number is None else number for number in numbers]
+        joined.append(join([jnp.full(leaves[n].shape, values[n], float) for n in members]))
     return joined
 
 

@@ -19,7 +19,8 @@ Batch = Any  # a pytree of arrays with a leading axis of examples, most often a 
 Metrics = dict[str, jax.Array]
 
 # (params, batch, rng) -> loss | (loss, metrics)
-# or, if the state has a model state: (params, batch, rng, model_state) -> (loss, metrics, model_state)
+# or, if the state has a model state:
+# (params, batch, rng, model_state) -> (loss, metrics, model_state)
 # where the loss and each metric is a scalar, a mean over examples, or a WeightedMean
 LossFunction = Callable[..., Any]
 
@@ -28,7 +29,7 @@ Objective = Callable[..., Any]
 
 
 def make_objective(loss_fn: LossFunction) -> Objective:
-    """`loss_fn` in one form: it always takes and returns the model state, and returns metrics."""
+    """Wrap `loss_fn`: the result always takes and returns a model state, and returns metrics."""
 
     def objective(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
         result = call_loss(loss_fn, params, batch, rng, model_state)
@@ -93,7 +94,7 @@ def differentiate(
     *,
     merge_rows: bool = True,
 ) -> tuple[Differentiated, Tree]:
-    """Loss, metrics and gradients of a batch in `parts` microbatches, and the new model state.
+    """Return loss, metrics, gradients and new model state of a batch in `parts` microbatches.
 
     Parameters that `ftrain.optimizers.groups` freezes have no gradient: None.
     """

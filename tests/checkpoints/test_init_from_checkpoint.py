@@ -1,4 +1,4 @@
-"""init_from_checkpoint: an assignment map says what is read from where."""
+"""init_from_checkpoint: an assignment map selects what is read into which leaf."""
 
 import dataclasses
 import json
@@ -206,11 +206,12 @@ def test_keys_and_leaves_that_are_no_numbers_cannot_be_named(name):
     module = Module(Layer(jnp.zeros(2), jnp.zeros(1)), jax.nn.relu, jax.random.key(3))
     checkpoint = Memory(rng=np.zeros(2, np.uint32), activation=floats(0))
     with pytest.raises(
-        CheckpointError, match=rf"assignment_map: leaf {name} is .*; only numbers are loaded"
+        CheckpointError, match=rf"assignment_map: leaf {name} is .*, expected a dtype of numbers"
     ):
         init_from_checkpoint(module, checkpoint, {name: name})
     with pytest.raises(
-        CheckpointError, match=rf"vars_to_warm_start: leaf {name} is .*; only numbers are loaded"
+        CheckpointError,
+        match=rf"vars_to_warm_start: leaf {name} is .*, expected a dtype of numbers",
     ):
         warm_start(module, checkpoint, vars_to_warm_start=[name])
 
@@ -272,7 +273,7 @@ def test_every_leaf_stays_of_its_type():
 
 
 def test_a_value_does_not_share_memory_with_the_checkpoint():
-    # Aligned memory is what jax on a CPU would use as it is.
+    # On a CPU, jax would use aligned memory without a copy.
     memory = np.zeros(2**16 + 64, np.uint8)
     start = -memory.ctypes.data % 64
     array = memory[start : start + 2**16].view(np.float32)
@@ -322,7 +323,7 @@ def test_shapes_alone_become_arrays_where_they_say():
     assert values(found) == {"spread": [1, 2, 3, 4], "whole": [5]}
 
 
-# What does not fit.
+# Mismatches.
 
 
 @pytest.mark.parametrize(
@@ -415,7 +416,7 @@ def test_infinities_and_nans_are_values_like_others():
     np.testing.assert_array_equal(found["w"], [np.inf, np.nan, 1])
 
 
-# Paths that are no checkpoints.
+# Paths that are not checkpoints.
 
 
 @pytest.mark.parametrize(
@@ -423,15 +424,18 @@ def test_infinities_and_nans_are_values_like_others():
     [
         (
             "model.safetensors",
-            r"model.safetensors is a safetensors file: read it with safetensors.numpy.load_file, not a",
+            r"model.safetensors is a safetensors file: "
+            r"read it with safetensors.numpy.load_file, not a",
         ),
         (
             "model.npz",
-            r"model.npz is a file of numpy arrays: read it with numpy.load, not a checkpoint; expected a checkp",
+            r"model.npz is a file of numpy arrays: read it with numpy.load, "
+            r"not a checkpoint; expected a checkp",
         ),
         (
             "train.tfrecord",
-            "train.tfrecord is a .tfrecord file, not a checkpoint; expected a checkpoint, a directory of",
+            "train.tfrecord is a .tfrecord file, not a checkpoint; "
+            "expected a checkpoint, a directory of",
         ),
         ("LICENSE", "LICENSE is a file, not a checkpoint; expected a checkpoint"),
         (

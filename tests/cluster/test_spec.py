@@ -1,4 +1,4 @@
-"""ClusterSpec beyond the reference: its forms, its files, and what a job that runs needs."""
+"""ClusterSpec beyond the reference: its forms and files, and the checks before a job runs."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ json_values = st.recursive(
 def test_it_is_equal_to_the_same_in_another_order_and_has_no_hash():
     assert ClusterSpec({"ps": {1: "c:1"}, "idle": {}, "worker": {1: "b:1", 0: "a:1"}}) == SPEC
     assert ClusterSpec({"worker": ["a:1"]}) != SPEC
-    assert SPEC != None  # noqa: E711
+    assert SPEC != None  # noqa: E711 - the operator is tested
     assert SPEC != 5
     with pytest.raises(TypeError, match=r"unhashable"):
         hash(SPEC)
@@ -37,7 +37,7 @@ def test_it_is_written_with_its_jobs_in_order():
     assert repr(SPEC) == "ClusterSpec({'idle': {}, 'ps': {1: 'c:1'}, 'worker': ['a:1', 'b:1']})"
     assert repr(ClusterSpec({})) == "ClusterSpec({})"
     assert SPEC.jobs == ["worker", "ps", "idle"]
-    assert ClusterSpec(SPEC).jobs == ["idle", "ps", "worker"]  # as the reference's copies have them
+    assert ClusterSpec(SPEC).jobs == ["idle", "ps", "worker"]  # as in copies of the reference's
 
 
 def test_what_is_given_out_is_a_copy():
@@ -79,7 +79,8 @@ def test_lists_that_cannot_be():
     with pytest.raises(ValueError, match=r"job 'idle' has no tasks .* check num_tasks"):
         SPEC.job_tasks("idle")
     with pytest.raises(
-        IndexError, match=r"job 'worker' has a task -2, which no list can hold; use task_address"
+        IndexError,
+        match=r"job 'worker' has the task index -2, before the start of its list of 1; use task_address",
     ):
         ClusterSpec({"worker": {-2: "a:1", 0: "b:1"}}).job_tasks("worker")
     with pytest.raises(ValueError, match="job 'worker' has a task 2147483647, and a list up to it"):
@@ -110,7 +111,7 @@ def test_a_cluster_def_is_told_from_a_job_of_the_name_job():
     ("definition", "message"),
     [
         ([{"name": "x"}, {"name": "x"}], r"job\[1\] .* has the name 'x' of a job before it"),
-        ([{"nam": "x"}], r"job\[0\] .* has \['nam'\]; expected name and tasks"),
+        ([{"nam": "x"}], r"job\[0\] .* has unknown keys \['nam'\]; expected only name and tasks"),
         ([{"name": 3}], r"job\[0\] .* is {'name': 3}; expected a name"),
         ([{"name": "x", "tasks": ["a:1"]}], r"job\[0\] .* tasks as index: address"),
         ([{"name": "x", "tasks": {"one": "a:1"}}], r"the index 'one' of a task of job 'x'"),

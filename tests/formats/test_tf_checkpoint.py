@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, good and hostile ones, made by a small writer of our own."""
+"""TensorFlow checkpoints, valid and hostile, made by a small writer of our own."""
 
 import math
 import os
@@ -50,12 +50,12 @@ shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 def test_what_is_written_is_read_in_any_blocks_and_shards(
     tmp_path_factory, tensors, rows, interval, shards
 ):
-    entries, files, wanted = {}, [b""] * shards, {}
+    entries = {}
+    files = [b""] * shards
+    wanted = {}
     for number, (name, (shape, (dtype, kind))) in enumerate(tensors.items()):
-        shard, value = (
-            number % shards,
-            np.arange(math.prod(shape)).astype(getattr(ml_dtypes, kind, kind)),
-        )
+        shard = number % shards
+        value = np.arange(math.prod(shape)).astype(getattr(ml_dtypes, kind, kind))
         data = value.tobytes()
         entries[name.encode()] = entry(
             dtype, shape, shard=shard, offset=len(files[shard]), data=data
@@ -116,7 +116,7 @@ def test_opening_needs_no_data_and_reading_only_what_a_variable_has(tmp_path):
     with pytest.raises(TfCheckpointError, match=f"takes bytes 8 to 16 of {path}, which has 12"):
         checkpoint.read("b")
     path.unlink()
-    os.mkfifo(path)  # to open it would wait for ever
+    os.mkfifo(path)  # opening it would block forever
     with pytest.raises(TfCheckpointError, match="missing"):
         checkpoint.read("a")
 
@@ -143,7 +143,7 @@ def test_a_data_file_that_changes_or_fails_while_it_is_read_is_an_error_of_the_c
 ):
     checkpoint = TfCheckpoint(write(tmp_path, {b"w": FULL}, FLOATS[:8]))
     monkeypatch.setattr(os.path, "getsize", lambda path: 16)
-    with pytest.raises(TfCheckpointError, match=r"'w': .*was cut short while it was read"):
+    with pytest.raises(TfCheckpointError, match=r"'w': .*became shorter while it was read"):
         checkpoint.read("w")
 
     def fail(path):
@@ -194,12 +194,14 @@ def test_a_bool_is_true_for_any_byte_but_zero(tmp_path):
     assert read.view(np.uint8).tolist() == [0, 1, 1]
 
 
-# Partitioned variables: a slice is [(start, length), ...], an extent without numbers is a whole dimension
+# Partitioned variables: a slice is [(start, length), ...]; () as an extent is a whole dimension.
 
 
 def sliced(shape, slices):
-    """Entries of a variable w of 0, 1, 2, ... and its data; `slices` maps the end of each key to extents."""
-    whole, entries, data = np.arange(math.prod(shape), dtype=np.float32).reshape(shape), {}, b""
+    """Return entries and data of w = 0, 1, 2, ...; `slices` maps the end of each key to extents."""
+    whole = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    entries = {}
+    data = b""
     for tail, extents in slices.items():
         box = tuple(slice(e[0], e[0] + e[1]) if e else slice(None) for e in extents)
         part = whole[box]
@@ -381,20 +383,20 @@ BAD_INDEXES = {
     "another file": (bytes(100), "ends in 0000000000000000"),
     "index beyond the file": (
         with_footer(varint(1000) + varint(10)),
-        "does not end before the footer",
+        "runs into the footer",
     ),
     "index of gigantic size": (
         with_footer(varint(0) + varint(2**64 - 1)),
-        "does not end before the footer",
+        "runs into the footer",
     ),
     "index at a gigantic place": (
         with_footer(varint(2**64 - 1) + varint(0)),
-        "does not end before the footer",
+        "runs into the footer",
     ),
     "footer of no numbers": (with_footer(b"\xff" * 38), "more than 64 bits|cut short"),
     "block beyond the file": (
         finish(b"", block([(b"a", varint(999) + varint(1))])),
-        "does not end before the footer",
+        "runs into the footer",
     ),
     "handle cut short": (finish(b"", block([(b"a", b"\x80")])), "cut short"),
     "one block many times": (repeated_block(), "starts before byte"),

@@ -13,7 +13,7 @@ from regression import init_params, loss_fn, make_arrays
 from ftrain import TrainState, make_step, optimizers
 from ftrain.cluster import make_mesh
 from ftrain.data import ArraySource, Pipeline
-from ftrain.hooks import CheckpointSaver, FeedBatch, NotFiniteError, StopAtStep, StopOnNaN
+from ftrain.hooks import CheckpointSaver, FeedBatch, NonFiniteError, StopAtStep, StopOnNaN
 from ftrain.tasks.digits import classify, init_classifier
 from ftrain.training import Hook, Loop, at, every, first, fusion, never, timer
 from ftrain.training.compiled_step import CompiledStep
@@ -48,7 +48,9 @@ class Spy(Hook):
     """Writes down all that it is told, the state included if it asks for it."""
 
     def __init__(self, when, needs_state, watches):
-        self.when, self.needs_state, self.watches = when, needs_state, watches
+        self.when = when
+        self.needs_state = needs_state
+        self.watches = watches
         self.seen = []
 
     def begin(self, report):
@@ -122,7 +124,8 @@ def check_that_hooks_see_the_same(spies, publishing, fuse, start):
     assert fused[0] == single[0]
     assert fused[1] == single[1] == STEPS
     for one, other in zip(single[2], fused[2], strict=True):
-        # What is told as it comes keeps its order; between the two kinds it may differ for hooks that need no state.
+        # Calls of one kind keep their order; the order between the two kinds may differ for hooks
+        # that need no state.
         for kind in ("watch", "after", "end"):
             assert [each for each in other if each[0] == kind] == [
                 each for each in one if each[0] == kind
@@ -166,7 +169,7 @@ def test_a_nan_inside_of_a_fused_call_is_named_with_its_own_step():
             while not loop.should_stop():
                 loop.advance()
 
-    with pytest.raises(NotFiniteError, match="loss is nan at step 33;") as caught:
+    with pytest.raises(NonFiniteError, match="loss is nan at step 33;") as caught:
         train()
     assert caught.value.step == 33
 
@@ -284,7 +287,7 @@ def test_auto_does_not_fuse_what_would_give_other_bits(monkeypatch):
     notices = StopAtNotice()
     loop = run([notices, StopAtStep(5_000_000)], "auto")
     assert notices.texts == [
-        "steps are not fused: fused ones give other bits, in leaf params/w first"
+        "steps are not fused: fused ones return other bits, first in leaf params/w"
     ]
     assert loop._fuser.length == 1
 
@@ -361,7 +364,8 @@ def test_gaps_lead_from_one_due_step_to_the_next(triggers, start):
         for i in firing:
             fired[i] = step
         due += [step] if firing else []
-    found, step = [], start
+    found = []
+    step = start
     for gap in gaps(triggers, start):
         step += gap
         if step >= start + 60:
