@@ -115,7 +115,7 @@ def _chain(key: str, kind: Kind, table: Table, config: Config) -> Call:
             )
     tables = _tables(f"{key}.chain", table["chain"], config)
     if not tables:
-        raise config.error(f"{key}.chain", "should have at least one entry")
+        raise config.error(f"{key}.chain", "must have at least one entry")
     entries = [
         component(f"{key}.chain.{number}", TRANSFORM, each, config)
         for number, each in enumerate(tables)
@@ -129,7 +129,7 @@ def _make_chain(chain: list[optax.GradientTransformation]) -> optax.GradientTran
 
 def _tables(key: str, value: Any, config: Config) -> list[Table]:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise config.error(key, f"should be tables, [[{key}]], got {value!r:.200}")
+        raise config.error(key, f"must be tables, [[{key}]], got {value!r:.200}")
     return value
 
 

@@ -304,7 +304,7 @@ def group(text):
             group('{match="w", learning_rte=0.1}'),
             "optimizer.groups.0.learning_rte: unknown key; did you mean learning_rate?",
         ),
-        (group('{match="w", freeze=1}'), "optimizer.groups.0.freeze: should be a valid boolean"),
+        (group('{match="w", freeze=1}'), "optimizer.groups.0.freeze: must be a valid boolean"),
         (group("{freeze=true}"), "optimizer.groups.0.match: is missing, and it has no default"),
         (
             group('{match="w", learning_rate={name="cosine_decy"}}'),
@@ -314,10 +314,10 @@ def group(text):
             group('{match="w", optimizer={name="adm"}}'),
             "optimizer.groups.0.optimizer.name: there is no 'adm' in ftrain.optimizers; did you",
         ),
-        ("optimizer.groups=3", "optimizer.groups: should be tables, [[optimizer.groups]], got 3"),
+        ("optimizer.groups=3", "optimizer.groups: must be tables, [[optimizer.groups]], got 3"),
         (
             'optimizer.groups=["w"]',
-            "optimizer.groups: should be tables, [[optimizer.groups]], got ['w']",
+            "optimizer.groups: must be tables, [[optimizer.groups]], got ['w']",
         ),
         (
             'optimizer={name="optax.sgd", learning_rate=0.1, groups=[{match="w", learning_rate=0.2}]}',
@@ -327,8 +327,8 @@ def group(text):
             'optimizer={name="ftrl", learning_rate=0.1, groups=[{match="w", weight_decay=0.2}]}',
             "optimizer.groups.0.match: weight_decay: this optimizer has none",
         ),
-        ("optimizer={chain=[]}", "optimizer.chain: should have at least one entry"),
-        ("optimizer={chain=3}", "optimizer.chain: should be tables, [[optimizer.chain]], got 3"),
+        ("optimizer={chain=[]}", "optimizer.chain: must have at least one entry"),
+        ("optimizer={chain=3}", "optimizer.chain: must be tables, [[optimizer.chain]], got 3"),
         (
             'optimizer={learning_rate=0.1, chain=[{name="adam"}]}',
             "optimizer.learning_rate: unknown key beside chain",
@@ -347,7 +347,7 @@ def group(text):
         ),
         (
             'optimizer.learning_rate={name="join", schedules=[0.1], boundaries=[3]}',
-            "[optimizer.learning_rate] schedules must be one more than boundaries, got 1 and 1",
+            "[optimizer.learning_rate] schedules must have one more entry than boundaries",
         ),
         (
             'optimizer.learning_rate={name="join", schedules=[0.1, {name="cosine_dcay"}], boundaries=[3]}',
