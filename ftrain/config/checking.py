@@ -40,6 +40,7 @@ from ftrain.config.functions import (
     suggest_or_list,
 )
 from ftrain.config.load import Config, ConfigError, Table
+from ftrain.config.transforms import with_schedules
 from ftrain.optimizers import Group, groups
 
 MAX_DEPTH = 32  # of nested tables
@@ -88,9 +89,26 @@ def component(
         raise config.error(f"{key}.name", f"{'is missing' if name is None else wrong}; {hint}")
     function = resolve(kind, name, f"{key}.name", config)
     arguments = {name: value for name, value in table.items() if name != "name"}
+    if kind in (OPTIMIZER, TRANSFORM) and name.startswith("optax."):
+        known = parameters(function)
+        scheduled = [
+            each for each, value in arguments.items() if _is_scheduled(known.get(each), value)
+        ]
+        function = with_schedules(function, scheduled) if scheduled else function
     return call(
         key, function, arguments, config, kind=kind, name=name, given=given - arguments.keys()
     )
+
+
+def _is_scheduled(parameter: Parameter | None, value: Any) -> bool:
+    """True for a table of a schedule, for an argument that is only a number."""
+    if parameter is None or not isinstance(value, dict) or "name" not in value:
+        return False
+    forms = alternatives(parameter.form)
+    made = [form for form in forms if isinstance(form, Made) and form.role != "instance"]
+    others = [form for form in forms if isinstance(form, (Anything, Record, Entries))]
+    takes_number = any(isinstance(form, Plain) and fits(form, 0.5) for form in forms)
+    return takes_number and not made and not others
 
 
 def _grouped(key: str, kind: Kind, table: Table, config: Config) -> Call:

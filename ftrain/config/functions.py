@@ -25,6 +25,7 @@ from ftrain.config.forms import (
     is_record,
     show_type,
 )
+from ftrain.config.transforms import clipping
 from ftrain.suggestions import suggest
 from ftrain.training import Hook, Trigger
 
@@ -255,24 +256,6 @@ class Kind:
         return found
 
 
-def _transform_of(function: Callable[..., Any]) -> Callable[..., optax.GradientTransformation]:
-    """Return the function that makes a transform from a function over gradients."""
-    numbers = [
-        parameter.replace(annotation=float | schedules.Schedule)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name.startswith("clip_")
-    ]
-
-    def make(**options: Any) -> optax.GradientTransformation:
-        return gradients.as_transform(function, **options)
-
-    make.__doc__ = function.__doc__
-    make.__qualname__ = function.__qualname__
-    make.__annotations__ = {each.name: each.annotation for each in numbers}
-    vars(make)["__signature__"] = inspect.Signature(numbers)
-    return make
-
-
 TASK = Kind(tasks, "an ftrain.tasks.Task", tasks.Task, lambda made: isinstance(made, tasks.Task))
 OPTIMIZER = Kind(
     optimizers,
@@ -292,7 +275,7 @@ TRANSFORM = dataclasses.replace(
         **OPTIMIZER.others,
         "densify": gradients.densify,
         **{
-            each.__name__: _transform_of(each)
+            each.__name__: clipping(each)
             for each in (
                 gradients.clip_by_average_norm,
                 gradients.clip_by_global_norm,

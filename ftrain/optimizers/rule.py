@@ -263,4 +263,6 @@ def current_learning_rate(opt_state: Tree) -> jax.Array | None:
 
 def _is_rate(path: tuple[Any, ...], value: Any) -> bool:
     # A parameter may have the same name inside a slot tree; a rate is a scalar outside of them.
-    return jnp.ndim(value) == 0 and not any(getattr(key, "name", None) == "slots" for key in path)
+    # `optax.inject_hyperparams` also keeps the state of a schedule under its name.
+    is_number = isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0
+    return is_number and not any(getattr(key, "name", None) == "slots" for key in path)

@@ -159,6 +159,38 @@ def test_a_chain_is_that_of_python(config):
     assert float(job.learning_rate(3)) == pytest.approx(0.05)
 
 
+@pytest.mark.standard_promotion  # optax
+def test_numbers_of_optax_may_be_scheduled(config):
+    rate = '{name="cosine_decay", learning_rate=0.1, decay_steps=6}'
+    fall = '{name="polynomial_decay", learning_rate=0.9, decay_steps=4, end_learning_rate=0.1}'
+    sgd = f'{{name="optax.sgd", learning_rate={rate}, momentum={fall}}}'
+    clip = f'{{name="optax.clip_by_global_norm", max_norm={fall}}}'
+    job = build(planned(config, f"optimizer={{chain=[{clip}, {sgd}]}}"))
+    state, metrics = train(job)
+    falling = schedules.polynomial_decay(0.9, 4, 0.1)
+    expected, _ = train_with(
+        job,
+        optax.chain(
+            optax.inject_hyperparams(optax.clip_by_global_norm)(max_norm=falling),
+            optax.inject_hyperparams(optax.sgd)(
+                learning_rate=schedules.cosine_decay(0.1, 6), momentum=falling
+            ),
+        ),
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), state.params, expected.params
+    )
+    assert float(metrics["learning_rate"]) == pytest.approx(float(job.learning_rate(3)))
+    constant, _ = train(
+        build(
+            planned(
+                config, f"optimizer={{chain=[{clip}, {sgd}]}}", "optimizer.chain.1.momentum=0.9"
+            )
+        )
+    )
+    assert (np.asarray(constant.params["w"]) != np.asarray(state.params["w"])).all()
+
+
 def test_a_chain_may_have_groups_and_a_group_a_chain(config):
     groups = """
 [[optimizer.groups]]
@@ -352,6 +384,10 @@ def group(text):
         (
             'optimizer.learning_rate={name="join", schedules=[0.1, {name="cosine_dcay"}], boundaries=[3]}',
             "optimizer.learning_rate.schedules.1.name: there is no 'cosine_dcay'",
+        ),
+        (
+            'optimizer={name="optax.sgd", learning_rate=0.1, momentum={name="cosine_dcay"}}',
+            "optimizer.momentum.name: there is no 'cosine_dcay' in ftrain.schedules; did you mean",
         ),
         ("step.clip_global_norm=-1.0", "[step] clip_global_norm must be > 0, got -1.0"),
         ("optimizer.name='groups'", "optimizer.name: there is no 'groups'"),

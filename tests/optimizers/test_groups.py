@@ -253,7 +253,7 @@ def test_optax_optimizers_take_a_scale_that_multiplies_their_updates():
     assert_close(grouped["encoder"], run(optax.adam(0.01), PARAMS["encoder"])[0])
     assert_equal(grouped["head"]["bias"], PARAMS["head"]["bias"])
     assert group_learning_rates(state) == {}  # optax hides its rate
-    injected = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+    injected = optax.inject_hyperparams(optax.adam)(learning_rate=lambda count: 0.1)
     _, state = run(groups(injected, members), PARAMS)
     assert float(group_learning_rates(state)["encoder"]) == pytest.approx(0.01)
 
