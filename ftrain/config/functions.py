@@ -264,8 +264,11 @@ OPTIMIZER = Kind(
     lambda made: isinstance(made, optax.GradientTransformation),
     hidden=frozenset({"sync_replicas", "groups"}),  # they have their own tables
     others={"guard": gradients.guard, "loss_scaling": gradients.loss_scaling},
+    # Its own method of conversion drops arguments of `update`, such as those of groups.
     adapt=lambda made: (
-        made.gradient_transformation() if isinstance(made, optax.MultiSteps) else made
+        optax.GradientTransformationExtraArgs(made.init, made.update)
+        if isinstance(made, optax.MultiSteps)
+        else made
     ),
 )
 # An entry of a chain: an optimizer, or a change of the gradients for those after it.

@@ -12,7 +12,13 @@ from ftrain.gradients.guard import check_transform
 from ftrain.gradients.rows import Rows
 from ftrain.optimizers.checks import leaves_of_gradients
 from ftrain.optimizers.frozen import fill_in, zero_like
-from ftrain.optimizers.parameter_group import Frozen, Group, GroupError, GroupsState
+from ftrain.optimizers.parameter_group import (
+    Frozen,
+    Group,
+    GroupError,
+    GroupsState,
+    LeafGroups,
+)
 from ftrain.optimizers.rule import current_learning_rate
 from ftrain.optimizers.slots import OptimizerState
 from ftrain.tree import Tree, leaves_like, leaves_with_names, nodes_of
@@ -70,7 +76,7 @@ def groups(
         state: GroupsState,
         params: Tree | None = None,
         *,
-        leaf_groups: Mapping[str, Group] | None = None,
+        leaf_groups: LeafGroups | None = None,  # from other groups around these
         **extra: Any,
     ) -> tuple[Tree, GroupsState]:
         if params is None:
@@ -79,9 +85,11 @@ def groups(
             raise ValueError("the state is not one of these groups: init(params) makes a new state")
         parts = _Parts(params, named)
         given = leaves_of_gradients(gradients, params)
-        changed = _changed(parts, leaf_groups or {})
-        if changed and nodes_of(state, OptimizerState):
-            extra["leaf_groups"] = changed
+        hides_rate = not nodes_of(state.base, OptimizerState)
+        changed = LeafGroups({} if hides_rate else parts.changed())
+        passed_on = _join(changed, leaf_groups)
+        if passed_on.groups:
+            extra["leaf_groups"] = passed_on
         results: list[Any] = [zero_like(leaf) for leaf in given]  # for frozen parameters
 
         def update_part(
@@ -99,7 +107,9 @@ def groups(
 
         base_state = update_part(None, base, state.base)
         own_states = {name: update_part(name, own[name], state.own[name]) for name in own}
-        if not nodes_of(base_state, OptimizerState):
+        if not all(given[n] is None for n in parts.members(None)):
+            changed.check_found()
+        if hides_rate:
             results = [
                 _scaled(leaf, group) for leaf, group in zip(results, parts.groups, strict=True)
             ]
@@ -175,6 +185,14 @@ class _Parts:
             match = next(group.match for group in self.groups if group is not None)
             raise GroupError(match, "all parameters are frozen, so there is nothing to train")
 
+    def changed(self) -> dict[str, Group]:
+        """Return the groups that change numbers of the base, by the parameter's name."""
+        return {
+            name: group
+            for name, group in zip(self.names, self.groups, strict=True)
+            if group is not None and not group.freeze and group.optimizer is None
+        }
+
     def members(self, name: str | None) -> list[int]:
         """Return the positions of the parameters of one optimizer."""
         return self._members[name]
@@ -215,19 +233,18 @@ def _by_name(groups: Sequence[Group]) -> dict[str, Group]:
     return named
 
 
-def _changed(parts: _Parts, outer: Mapping[str, Group]) -> dict[str, Group]:
-    """Return the groups of parameters whose numbers change, by the parameter's name."""
-    changed = {
-        name: group
-        for name, group in zip(parts.names, parts.groups, strict=True)
-        if group is not None and not group.freeze and group.optimizer is None
-    }
-    for name in changed.keys() & outer.keys():
+def _join(own: LeafGroups, outer: LeafGroups | None) -> LeafGroups:
+    """Return the groups of both, with one record of those that are found."""
+    if outer is None:
+        return own
+    for name in own.groups.keys() & outer.groups.keys():
         raise GroupError(
-            changed[name].match,
+            own.groups[name].match,
             f"parameter {name} matches this group, and a group of the groups around them",
         )
-    return {**outer, **changed}
+    joined = LeafGroups(own.groups | outer.groups)
+    joined.found = own.found = outer.found
+    return joined
 
 
 def _check_numbers(groups: Iterable[Group], base_state: Tree) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -104,6 +105,34 @@ class Group:
         if self.learning_rate_scale is not None:
             return base * value_at(self.learning_rate_scale, count, base.dtype)
         return base
+
+
+class LeafGroups:
+    """The groups that change numbers of an optimizer, by the names of their parameters.
+
+    `groups` passes them to `update` of the optimizer, and sees which were found there: a transform
+    between the two may drop them, or give parameters other names.
+    """
+
+    def __init__(self, groups: Mapping[str, Group]):
+        self.groups = dict(groups)
+        self.found: set[str] = set()
+
+    def find(self, name: str) -> Group | None:
+        """Return the group of a parameter."""
+        self.found.add(name)
+        return self.groups.get(name)
+
+    def check_found(self) -> None:
+        """Raise GroupError for a parameter that no optimizer asked for."""
+        for name, group in self.groups.items():
+            if name not in self.found:
+                raise GroupError(
+                    group.match,
+                    f"the numbers of group {group.match!r} do not reach the optimizer of parameter "
+                    f"{name}: a transform around it hides the parameter or drops arguments; "
+                    "put groups inside of that transform",
+                )
 
 
 def _name_from(pattern: str) -> str:

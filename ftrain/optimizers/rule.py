@@ -17,7 +17,12 @@ from ftrain.optimizers.checks import (
     check_real,
     leaves_of_gradients,
 )
-from ftrain.optimizers.parameter_group import Group, GroupError, GroupsState
+from ftrain.optimizers.parameter_group import (
+    Group,
+    GroupError,
+    GroupsState,
+    LeafGroups,
+)
 from ftrain.optimizers.rounding import REMAINDER, Rounding, check_rounding, is_narrow, noise_key
 from ftrain.optimizers.slots import (
     OptimizerState,
@@ -118,7 +123,7 @@ def from_rule(
         state: OptimizerState,
         params: Tree | None = None,
         *,
-        leaf_groups: Mapping[str, Group] | None = None,  # of `groups`, by the parameter's name
+        leaf_groups: LeafGroups | None = None,  # from `groups`
         **extra_args: Any,
     ) -> tuple[Tree, OptimizerState]:
         del extra_args  # for other transforms in a chain
@@ -134,7 +139,7 @@ def from_rule(
             given = jax.tree.leaves(to_dense(given, leaves), is_leaf=lambda node: node is None)
         layout = layout_of(state.slots, params)
         now = rate(state.count)
-        own_groups = _groups_of(params, leaf_groups or {})
+        own_groups = _groups_of(params, leaf_groups)
         rates, decays = _numbers(own_groups, now, weight_decay, state.count)
 
         def apply(
@@ -182,11 +187,11 @@ def from_rule(
     )
 
 
-def _groups_of(params: Tree, groups: Mapping[str, Group]) -> list[Group | None]:
+def _groups_of(params: Tree, groups: LeafGroups | None) -> list[Group | None]:
     """Return the group of each parameter."""
-    if not groups:
+    if groups is None:
         return [None] * len(jax.tree.leaves(params))
-    return [groups.get(name) for name, _ in leaves_with_names(params)]
+    return [groups.find(name) for name, _ in leaves_with_names(params)]
 
 
 def _numbers(

@@ -8,9 +8,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from optimizer_table import TABLE
 
+import ftrain
 from ftrain import TrainState, compile_step, make_step, optimizers, schedules
 from ftrain.checkpoints import CheckpointManager, LeafMismatchError
 from ftrain.cluster import make_mesh
+from ftrain.data import ArraySource, Pipeline
 from ftrain.gradients import Rows, guard, lookup, loss_scaling
 from ftrain.optimizers import (
     Group,
@@ -22,6 +24,7 @@ from ftrain.optimizers import (
     groups,
     slot_names,
 )
+from ftrain.training.record import RunMismatchError
 from ftrain.tree import named_leaves
 
 PARAMS = {
@@ -305,6 +308,67 @@ def test_line_searches_work_on_a_part_of_the_parameters():
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] / 2
     assert_equal(state.params["encoder"], PARAMS["encoder"])
+
+
+def with_arguments(wrapper):
+    return optax.GradientTransformationExtraArgs(wrapper.init, wrapper.update)
+
+
+INSIDE = {
+    "guard": guard,
+    "loss_scaling": loss_scaling,
+    "sync_replicas": lambda optimizer: optimizers.sync_replicas(optimizer, 1),
+    "chain": lambda optimizer: optax.chain(optax.clip(100.0), optimizer, optax.scale(1.0)),
+    "apply_if_finite": lambda optimizer: optax.apply_if_finite(optimizer, 3),
+    "masked": lambda optimizer: optax.masked(optimizer, {"encoder": True, "head": True}),
+    "MultiSteps": lambda optimizer: with_arguments(optax.MultiSteps(optimizer, 1)),
+}
+
+
+@pytest.mark.standard_promotion  # optax.MultiSteps
+@pytest.mark.parametrize("wrapper", INSIDE)
+def test_numbers_reach_the_optimizer_through_others(wrapper):
+    adam = optimizers.adam(0.1)
+    members = [Group("encoder/.*", learning_rate_scale=0.1), Group("head/.*", weight_decay=0.5)]
+    grouped, state = run(groups(INSIDE[wrapper](adam), members), PARAMS)
+    assert_close(grouped, run(groups(adam, members), PARAMS)[0])
+    assert float(group_learning_rates(state)["encoder"]) == pytest.approx(0.01)
+
+
+HIDING = {
+    "flatten": optax.flatten,
+    "MultiSteps": lambda optimizer: optax.MultiSteps(optimizer, 1).gradient_transformation(),
+}
+
+
+@pytest.mark.standard_promotion  # optax.MultiSteps
+@pytest.mark.parametrize("hide", HIDING.values(), ids=HIDING)
+def test_numbers_that_do_not_reach_the_optimizer_are_an_error(hide):
+    transform = groups(hide(optimizers.adam(0.1)), [Group("head/.*", learning_rate_scale=0.1)])
+    with pytest.raises(GroupError, match="do not reach the optimizer of parameter head/bias"):
+        run(transform, PARAMS)
+
+
+def test_train_resumes_with_groups_and_refuses_others(tmp_path):
+    def train(steps, scale=0.1, directory="a"):
+        optimizer = groups(
+            optimizers.adam(0.1),
+            [Group("encoder/bias", freeze=True), Group("head/.*", learning_rate_scale=scale)],
+        )
+        result = ftrain.train(
+            loss,
+            jax.tree.map(jnp.copy, PARAMS),
+            Pipeline(ArraySource({"x": BATCH["x"]}), batch_size=2),
+            steps=steps,
+            optimizer=optimizer,
+            directory=tmp_path / directory,
+        )
+        return jax.device_get((result.params, result.opt_state))
+
+    train(3)
+    assert_equal(train(6), train(6, directory="whole"))
+    with pytest.raises(RunMismatchError, match="the optimizer differs"):
+        train(8, scale=0.2)
 
 
 def test_groups_in_groups():
