@@ -256,6 +256,14 @@ class Kind:
         return found
 
 
+def _as_transform(made: Any) -> Any:
+    """Convert `optax.MultiSteps`; its own method would drop arguments of `update`."""
+    if not isinstance(made, optax.MultiSteps):
+        return made
+    # optax's type is for any state; this one is narrower.
+    return optax.GradientTransformationExtraArgs(made.init, made.update)  # pyright: ignore[reportArgumentType]
+
+
 TASK = Kind(tasks, "an ftrain.tasks.Task", tasks.Task, lambda made: isinstance(made, tasks.Task))
 OPTIMIZER = Kind(
     optimizers,
@@ -264,12 +272,7 @@ OPTIMIZER = Kind(
     lambda made: isinstance(made, optax.GradientTransformation),
     hidden=frozenset({"sync_replicas", "groups"}),  # they have their own tables
     others={"guard": gradients.guard, "loss_scaling": gradients.loss_scaling},
-    # Its own method of conversion drops arguments of `update`, such as those of groups.
-    adapt=lambda made: (
-        optax.GradientTransformationExtraArgs(made.init, made.update)
-        if isinstance(made, optax.MultiSteps)
-        else made
-    ),
+    adapt=_as_transform,
 )
 # An entry of a chain: an optimizer, or a change of the gradients for those after it.
 TRANSFORM = dataclasses.replace(

@@ -11,7 +11,7 @@ import optax
 import pytest
 import tomli_w
 
-from ftrain import TrainState, make_step, optimizers, schedules
+from ftrain import TrainState, compile_step, make_step, optimizers, schedules
 from ftrain.cli.check import check
 from ftrain.config import ConfigError, build, json_schema, load, plan
 from ftrain.optimizers import Group
@@ -277,6 +277,21 @@ def test_a_resumed_run_repeats_every_bit(config):
                     run.advance()
                 states[name] = jax.device_get((run.state.params, run.state.opt_state))
     assert_equal(states["whole"], states["resumed"])
+
+
+def test_slots_of_groups_are_sharded_by_rules(config):
+    split = ["mesh.data=1", "mesh.fsdp=3", "data.batch_size=12", 'step.parallel="jit"']
+    rule = 'sharding.rules=[{leaf="w", axes=["fsdp"]}]'
+    job = build(planned(config, *split, rule))
+    step = compile_step(job.step, job.mesh, shardings=job.shardings())
+    state = job.initial_state()
+    for number in range(3):
+        state, _ = step(state, job.pipeline.batch(number))
+    slot = optimizers.get_slot(state.opt_state, "w", "m")
+    assert slot.sharding.is_equivalent_to(state.params["w"].sharding, 1)
+    assert not slot.sharding.is_fully_replicated
+    single, _ = train(build(planned(config, "mesh.data=1", "data.batch_size=12")), 3)
+    np.testing.assert_allclose(state.params["w"], single.params["w"], rtol=1e-5)
 
 
 def test_check_shows_the_groups(capsys, tmp_path, monkeypatch):
