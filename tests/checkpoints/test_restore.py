@@ -295,7 +295,7 @@ def test_a_state_that_is_not_finite_is_put_aside(manager):
     for step, bad in ((2, jnp.nan), (3, jnp.inf)):
         manager.save(step, tree(1.0) | {"head": [jnp.array([1.0, bad])]})
         with pytest.warns(
-            UserWarning, match=rf"{step}\.suspect has non-finite leaves: head/0; it was put aside"
+            UserWarning, match=rf"{step}\.suspect has non-finite leaves: head/0; it was set aside"
         ):
             manager.wait()
     assert manager.steps() == [1]

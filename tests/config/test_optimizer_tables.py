@@ -128,7 +128,7 @@ def test_overrides_reach_into_groups(config):
 CHAIN = """
 [[optimizer.chain]]
 name = "clip_by_norm"
-clip_norm = { name = "polynomial_decay", learning_rate = 1.0, decay_steps = 4, end_learning_rate = 0.5 }
+clip_norm = { name = "exponential_decay", learning_rate = 1.0, decay_steps = 4, decay_rate = 0.5 }
 
 [[optimizer.chain]]
 name = "optax.add_decayed_weights"
@@ -137,7 +137,8 @@ weight_decay = 0.1
 [[optimizer.chain]]
 name = "momentum"
 momentum = { name = "join", boundaries = [2], schedules = [
-    0.5, { name = "polynomial_decay", learning_rate = 0.8, decay_steps = 2, end_learning_rate = 0.9 }
+    0.5,
+    { name = "polynomial_decay", learning_rate = 0.8, decay_steps = 2, end_learning_rate = 0.9 },
 ] }
 learning_rate = { name = "cosine_decay", learning_rate = 0.1, decay_steps = 6 }
 """
@@ -151,7 +152,7 @@ def test_a_chain_is_that_of_python(config):
     state, _ = train(job)
     momentum = schedules.join([0.5, schedules.polynomial_decay(0.8, 2, 0.9)], [2])
     chain = optax.chain(
-        as_transform(clip_by_norm, clip_norm=schedules.polynomial_decay(1.0, 4, 0.5)),
+        as_transform(clip_by_norm, clip_norm=schedules.exponential_decay(1.0, 4, 0.5)),
         optax.add_decayed_weights(0.1),
         optimizers.momentum(schedules.cosine_decay(0.1, 6), momentum),
     )
@@ -256,7 +257,8 @@ def test_a_resumed_run_repeats_every_bit(config):
     numbers = [
         'step.clip_global_norm={name="polynomial_decay", learning_rate=1.0, decay_steps=4}',
         'optimizer.beta1={name="polynomial_decay", learning_rate=0.9, decay_steps=6}',
-        'optimizer.groups=[{match="b", learning_rate={name="cosine_decay", learning_rate=0.1, decay_steps=6}}]',
+        'optimizer.groups=[{match="b", learning_rate={name="inverse_sqrt", learning_rate=0.1, '
+        "warmup_steps=3}}]",
     ]
     states = {}
     for name, lengths in {"whole": [6], "resumed": [3, 6]}.items():
@@ -367,7 +369,8 @@ def group(text):
             "optimizer.groups: must be tables, [[optimizer.groups]], got ['w']",
         ),
         (
-            'optimizer={name="optax.sgd", learning_rate=0.1, groups=[{match="w", learning_rate=0.2}]}',
+            'optimizer={name="optax.adamw", learning_rate=0.1, '
+            'groups=[{match="w", learning_rate=0.2}]}',
             "optimizer.groups.0.match: the optimizer is not one of ftrain's",
         ),
         (
@@ -397,7 +400,8 @@ def group(text):
             "[optimizer.learning_rate] schedules must have one more entry than boundaries",
         ),
         (
-            'optimizer.learning_rate={name="join", schedules=[0.1, {name="cosine_dcay"}], boundaries=[3]}',
+            'optimizer.learning_rate={name="join", boundaries=[3], '
+            'schedules=[0.1, {name="cosine_dcay"}]}',
             "optimizer.learning_rate.schedules.1.name: there is no 'cosine_dcay'",
         ),
         (

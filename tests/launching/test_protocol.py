@@ -76,10 +76,10 @@ def test_a_line_is_never_too_long_for_a_pipe(kind, text, form):
     line = encode(message)
     assert len(line) <= MAX_LINE
     assert line.count(b"\n") == 1
-    heard = decode(line)
-    assert isinstance(heard, form)
-    if isinstance(heard, Failed):
-        assert text.startswith(heard.message)
+    received = decode(line)
+    assert isinstance(received, form)
+    if isinstance(received, Failed):
+        assert text.startswith(received.message)
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
