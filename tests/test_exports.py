@@ -168,6 +168,8 @@ ROOMS = {
     "models": {"Model", "equinox", "haiku", "linen", "nnx"},
     "optimizers": {
         "Arrivals",
+        "Group",
+        "GroupError",
         "LearningRate",
         "OptimizerState",
         "Rounding",
@@ -184,6 +186,8 @@ ROOMS = {
         "ftrl",
         "get_slot",
         "gradient_descent",
+        "group_learning_rates",
+        "groups",
         "momentum",
         "proximal_adagrad",
         "proximal_gradient_descent",
@@ -193,6 +197,7 @@ ROOMS = {
     },
     "schedules": {
         "Schedule",
+        "Scheduled",
         "cosine_decay",
         "cosine_decay_restarts",
         "exponential_decay",
@@ -204,6 +209,7 @@ ROOMS = {
         "noisy_linear_cosine_decay",
         "piecewise_constant",
         "polynomial_decay",
+        "value_at",
         "warmup",
         "warmup_stable_decay",
     },
