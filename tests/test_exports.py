@@ -203,6 +203,7 @@ ROOMS = {
         "noisy_linear_cosine_decay",
         "piecewise_constant",
         "polynomial_decay",
+        "resolve_steps",
         "warmup",
         "warmup_stable_decay",
     },
@@ -220,6 +221,9 @@ ROOMS = {
         "Loop",
         "StepMetrics",
         "NotReadyError",
+        "Precision",
+        "PrecisionError",
+        "Remat",
         "ReplayError",
         "Report",
         "RunMismatchError",
@@ -243,6 +247,7 @@ ROOMS = {
 }
 NAMES = {
     "Hook",
+    "Precision",
     "Run",
     "TrainState",
     "WeightedMean",

@@ -53,7 +53,7 @@ def check(
     share = _split_batch(planned, size, axes)
     state, metrics = job.trace()
     specs, notices = _lay_out(planned, job.sharding, state, axes)
-    differences = compare(job.directory, planned.resolved())
+    differences = compare(job.directory, job.plan.resolved())
     batch = named_leaves(job.pipeline.batch(0))
     leaf_count = len(jax.tree.leaves(state.params))
     parameter_size = show_bytes(count_bytes(state.params))

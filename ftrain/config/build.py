@@ -24,7 +24,7 @@ from ftrain.optimizers import LearningRate
 from ftrain.paths import local_path
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
-from ftrain.training import Hook, TrainState
+from ftrain.training import Hook, Precision, PrecisionError, TrainState
 from ftrain.training.compiled_step import Parallel, axis_of, check_parallel, spread
 from ftrain.training.loss import Metrics
 from ftrain.training.options import LoopOptions
@@ -44,6 +44,7 @@ class Job:
     pipeline: Pipeline
     optimizer: optax.GradientTransformation
     learning_rate: LearningRate | None  # from the config, as optax optimizers hide theirs
+    precision: Precision | None
     step: Step
     mesh: Mesh
     sharding: Sharding
@@ -93,7 +94,11 @@ class Job:
     def _initial_state(self) -> TrainState:
         init_rng, step_rng = jax.random.split(jax.random.key(self.plan.top["seed"]))
         return TrainState.create(
-            self.task.init(init_rng), self.optimizer, seed=step_rng, averages=_averages(self.plan)
+            self.task.init(init_rng),
+            self.optimizer,
+            seed=step_rng,
+            averages=_averages(self.plan),
+            precision=self.precision,
         )
 
     def abstract_state(self) -> TrainState:
@@ -111,6 +116,8 @@ class Job:
             metrics = jax.eval_shape(
                 spread(self.step, self.mesh, self.parallel), state, self._global_shapes(batch)
             )[1]
+        except PrecisionError as error:
+            raise self.plan.config.error("precision", str(error)) from None
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
@@ -146,8 +153,12 @@ class Job:
 
 def build(plan: Plan, directory: str | Path | None = None) -> Job:
     """Call the functions of a plan; `directory` overrides run.directory, as for a moved run."""
+    task: Task = plan.calls["model"].make()
+    _check_input(plan, task)
+    mesh = plan.calls["mesh"].make()
+    pipeline = _pipeline(plan, task, mesh)
+    plan = _with_known_length(plan, pipeline)
     calls = plan.calls
-    top = plan.top
     home = local_path(directory or calls["run"].arguments["directory"])
     optimizer = calls["optimizer"].make()
     rate = _learning_rate(calls["optimizer"])
@@ -156,36 +167,24 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
             optimizer = calls[wrapper].make(optimizer=optimizer)
     if calls["step"].arguments.get("averages_of") and "averages" not in calls["step"].arguments:
         raise plan.config.error("step.averages_of", "needs step.averages, a decay such as 0.999")
-    mesh = calls["mesh"].make()
     sharding = calls["sharding"].make()
     parallel: Parallel = calls["step"].arguments["parallel"]
     _check_replicas(plan, parallel, mesh)
-    task: Task = calls["model"].make()
-    _check_input(plan, task)
-    shard_index, shard_count = batch_shard(mesh)
-    pipeline = calls["data"].make(
-        source=task.source,
-        seed=top["seed"],
-        shard_index=shard_index,
-        shard_count=shard_count,
-        **task.input,
-    )
-    try:
-        split_batch(pipeline.batch_size, mesh)
-    except ValueError as error:
-        raise plan.config.error("data.batch_size", str(error)) from None
+    precision = calls["precision"].make() if "precision" in calls else None
     return Job(
         plan=plan,
         directory=home,
-        steps=top["steps"],
+        steps=plan.top["steps"],
         task=task,
         pipeline=pipeline,
         optimizer=optimizer,
         learning_rate=rate,
+        precision=precision,
         step=calls["step"].make(
             loss_fn=task.loss_fn,
             optimizer=optimizer,
             learning_rate=rate,
+            precision=precision,
             replicas=axis_of(parallel),
         ),
         mesh=mesh,
@@ -205,6 +204,34 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
         others=[_hook(call, home) for call in plan.hooks],
     )
+
+
+def _pipeline(plan: Plan, task: Task, mesh: Mesh) -> Pipeline:
+    shard_index, shard_count = batch_shard(mesh)
+    pipeline = plan.calls["data"].make(
+        source=task.source,
+        seed=plan.top["seed"],
+        shard_index=shard_index,
+        shard_count=shard_count,
+        **task.input,
+    )
+    try:
+        split_batch(pipeline.batch_size, mesh)
+    except ValueError as error:
+        raise plan.config.error("data.batch_size", str(error)) from None
+    return pipeline
+
+
+def _with_known_length(plan: Plan, pipeline: Pipeline) -> Plan:
+    """Return the plan with its length in steps."""
+    if "steps" in plan.top:
+        return plan
+    try:
+        return plan.with_steps(pipeline.count_steps(plan.top["epochs"]))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise plan.config.error("epochs", str(error)) from None
 
 
 def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:

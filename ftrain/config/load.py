@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from ftrain.storage import raise_if_transient, retry
 Table = dict[str, Any]
 RUN_CONFIG = "config.toml"  # the resolved config in the directory of a run
 EXTENDS = "extends"  # the key that names the base of a config
+LENGTHS = ("steps", "epochs")  # keys of the length of a run: a config has one of them
 _RENAMED_HOOKS = {"Ledger": "DigestLog"}
 _RENAMED_KEYS = (  # table, old key, new key
     ("checkpoint", "may_be_infinite", "allow_nonfinite"),
@@ -67,9 +68,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     tables = frozenset(values)
     notice = None if file == path else _set_directory(path, values)
     parsed = [_parse_override(override) for override in overrides]
+    overridden = frozenset(key for key, _ in parsed)
+    for name in _replaced_lengths(overridden):
+        values.pop(name, None)
     for key, value in parsed:
         _set(values, key, value)
-    overridden = frozenset(key for key, _ in parsed)
     notice = None if "run.directory" in overridden else notice
     return Config(file, values, overridden, tables, notice, files)
 
@@ -124,11 +127,18 @@ def _merge_chain(chain: dict[Path, Table]) -> tuple[Table, dict[str, Path]]:
     for file, table in reversed(chain.items()):
         if "task" in values and table.get("task", values["task"]) != values["task"]:
             _remove(values, "model", files)  # the arguments of the other task
+        for name in _replaced_lengths(table):
+            _remove(values, name, files)
         try:
             _merge(values, table, file, files)
         except RecursionError:
             raise ConfigError(f"{file}: has too many tables inside of each other") from None
     return values, files
+
+
+def _replaced_lengths(given: Collection[str]) -> list[str]:
+    """Return the keys of a run's length that others replace: `steps` by `epochs`, or reversed."""
+    return [name for name in LENGTHS if name not in given and not set(LENGTHS).isdisjoint(given)]
 
 
 def _merge(
@@ -167,7 +177,7 @@ def _set_directory(directory: Path, values: Table) -> str | None:
     if not isinstance(table, dict):
         return None
     before = table.get("directory")
-    table["directory"] = str(directory)
+    table["directory"] = str(directory).replace("{", "{{").replace("}", "}}")  # not a template
     if not isinstance(before, str) or Path(before).resolve() == directory.resolve():
         return None
     return (

@@ -15,6 +15,7 @@ from ftrain.schedules.decay import (
     piecewise_constant,
     polynomial_decay,
 )
+from ftrain.schedules.lengths import resolve_steps
 
 __all__ = [
     "Schedule",
@@ -29,6 +30,7 @@ __all__ = [
     "noisy_linear_cosine_decay",
     "piecewise_constant",
     "polynomial_decay",
+    "resolve_steps",
     "warmup",
     "warmup_stable_decay",
 ]

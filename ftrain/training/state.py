@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ftrain.averages import start_averages
 from ftrain.cluster import ProcessMismatchError, Sharding
 from ftrain.training.arguments import check_arrays, check_optimizer, describe_state
+from ftrain.training.precision import Precision, as_precision
 from ftrain.tree import Tree
 
 S = TypeVar("S")
@@ -39,6 +40,7 @@ class TrainState:
         seed: int | jax.Array = 0,
         averages: bool | str | Sequence[str] = False,
         model_state: Tree | None = None,
+        precision: Precision | str | None = None,
     ) -> Self:
         """The state before the first step.
 
@@ -47,11 +49,16 @@ class TrainState:
           averages: whether the step keeps moving averages of the parameters: of all of them, or of
             those whose full names match one of these regular expressions, `"encoder/.*"`. The
             others are None.
+          precision: that of the step: parameters and slots get its dtypes.
         """
         check_optimizer(optimizer)
         check_arrays("params", params)
         check_arrays("model_state", model_state)
         params, model_state = jax.tree.map(_settle, (params, model_state))
+        policy = as_precision(precision)
+        if policy is not None:
+            params = policy.store(params)
+            optimizer = policy.wrap(optimizer)
         state = cls(
             step=jnp.zeros((), jnp.int32),
             params=params,
