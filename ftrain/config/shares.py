@@ -6,7 +6,7 @@ from ftrain.config.load import Table
 from ftrain.schedules.lengths import is_share, resolve_steps
 
 _MAX_DEPTH = 40  # of tables inside of each other; a plan accepts fewer
-_OTHER_KEYS = ("boundaries", "transition_begin")  # of schedules, beside keys that end in steps
+_OTHER_KEYS = ("boundaries", "transition_begin")  # of schedules, beside keys that end in _steps
 # The length of a run may depend on these tables, so it is not known for them.
 _WITHOUT_LENGTH = ("model", "data")
 
@@ -39,7 +39,7 @@ def resolve_shares(values: Table, steps: int) -> tuple[Table, dict[str, str]]:
 
 def takes_steps_at(name: str) -> bool:
     """True for the name of a key that takes a number of steps."""
-    return name.endswith("steps") or name in _OTHER_KEYS
+    return name.endswith("_steps") or name in _OTHER_KEYS
 
 
 def restore_shares(tables: Table, shares: dict[str, str]) -> None:

@@ -362,7 +362,7 @@ def test_dtypes_may_be_those_of_jax():
 def test_parameters_of_another_dtype_are_named(pipeline):
     state = TrainState.create(init_params(), adam(0.1))
     step = make_step(loss_fn, adam(0.1), precision=POLICIES["narrow params"])
-    with pytest.raises(PrecisionError, match="params/b is float32, .* stores parameters in bfloat"):
+    with pytest.raises(PrecisionError, match=r"params/b is float32, .* stores parameters in bfloat"):
         step(state, batch_of(pipeline))
 
 
@@ -403,7 +403,7 @@ def test_a_policy_that_cannot_hold_the_learning_rate_is_refused(pipeline, optimi
     if is_held:
         step(state, batch_of(pipeline))
         return
-    with pytest.raises(PrecisionError, match="cannot hold a learning rate of 0.0001") as caught:
+    with pytest.raises(PrecisionError, match=r"cannot hold a learning rate of 0\.0001") as caught:
         step(state, batch_of(pipeline))
     assert "\n" not in str(caught.value)
 
