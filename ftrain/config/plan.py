@@ -121,7 +121,9 @@ class Plan:
     def with_steps(self, steps: int) -> "Plan":
         """Return the plan of a config with its length in epochs, now that it is known in steps."""
         known = {key: value for key, value in self.config.values.items() if key not in LENGTHS}
-        again = plan(replace(self.config, values=known | {"steps": steps}))
+        directory = escape(self.calls["run"].arguments["directory"])  # which may name the epochs
+        known |= {"steps": steps, "run": known.get("run", {}) | {"directory": directory}}
+        again = plan(replace(self.config, values=known))
         shared = {key.partition(".")[0] for key in self.shares}
         changed = {name: call for name, call in again.calls.items() if name in shared}
         return replace(self, top=again.top, calls=self.calls | changed, hooks=again.hooks)
@@ -132,6 +134,7 @@ def plan(config: Config) -> Plan:
     steps = config.values.get("steps")
     is_length = isinstance(steps, int) and not isinstance(steps, bool)
     values, shares = resolve_shares(config.values, steps if is_length else _ANY_LENGTH)
+    written = config
     config = replace(config, values=values)
     tables = {
         name: value for name, value in config.values.items() if name in SECTIONS or name in NAMED
@@ -167,7 +170,7 @@ def plan(config: Config) -> Plan:
             calls["loss_scaling"] = call(
                 "loss_scaling", loss_scale.function, {}, config, given=loss_scale.given
             )
-    planned = Plan(config, top, calls, _hooks(config), shares)
+    planned = Plan(written, top, calls, _hooks(config), shares)
     directory = calls["run"].arguments["directory"] or escape(f"runs/{config.path.stem}")
     directory = expand_directory(directory, planned.resolved(), config)
     calls["run"].arguments["directory"] = directory
@@ -209,8 +212,8 @@ def _check_top(config: Config, table: Table) -> Table:
     top = check_table("", parameters(TOP.function), table, config, more=(*SECTIONS, *NAMED, HOOKS))
     given = [name for name in LENGTHS if name in top]
     if len(given) != 1:
-        wrong = "is missing: set" if not given else "and epochs are both set: keep"
-        raise config.error("steps", f"{wrong} the length of the run in steps, or in epochs")
+        wrong = "is set and so is epochs: keep one of them," if given else "is missing: set"
+        raise config.error("steps", f"{wrong} the length of the run in steps or in epochs")
     if "steps" in top and top["steps"] < 1:
         raise config.error("steps", f"must be at least 1, got {top['steps']}")
     if "epochs" in top and not 0 < top["epochs"] < math.inf:

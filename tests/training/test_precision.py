@@ -362,7 +362,9 @@ def test_dtypes_may_be_those_of_jax():
 def test_parameters_of_another_dtype_are_named(pipeline):
     state = TrainState.create(init_params(), adam(0.1))
     step = make_step(loss_fn, adam(0.1), precision=POLICIES["narrow params"])
-    with pytest.raises(PrecisionError, match=r"params/b is float32, .* stores parameters in bfloat"):
+    with pytest.raises(
+        PrecisionError, match=r"params/b is float32, .* stores parameters in bfloat"
+    ):
         step(state, batch_of(pipeline))
 
 
