@@ -13,7 +13,7 @@ from ftrain.cli.runs import on_one_device
 
 if TYPE_CHECKING:
     from ftrain.cluster.sharding import Sharding
-    from ftrain.config import Plan
+    from ftrain.config import Job, Plan
     from ftrain.training import TrainState
 
 _MAX_NOTICES = 3  # shown without --leaves
@@ -76,6 +76,7 @@ def check(
             "examples per device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
         }
+        | ({} if job.precision is None else {"precision": _show_precision(job)})
     )
     if leaves or devices is not None:
         print()
@@ -89,6 +90,12 @@ def check(
         )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
+
+
+def _show_precision(job: "Job") -> str:
+    """Return the policy, and in which dtypes a step really multiplies matrices."""
+    counts = ", ".join(f"{count} in {dtype}" for dtype, count in job.products().items())
+    return f"{job.precision}" + (f"; matrix products: {counts}" if counts else "")
 
 
 def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:

@@ -28,6 +28,7 @@ from ftrain.training import Hook, Precision, PrecisionError, TrainState
 from ftrain.training.compiled_step import Parallel, axis_of, check_parallel, spread
 from ftrain.training.loss import Metrics
 from ftrain.training.options import LoopOptions
+from ftrain.training.precision import count_products
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -125,6 +126,12 @@ class Job:
             ) from error
         self.shardings()
         return state, metrics
+
+    def products(self) -> dict[str, int]:
+        """Return how many matrix products and convolutions a step computes in each dtype."""
+        step = spread(self.step, self.mesh, self.parallel)
+        shapes = self._global_shapes(self._first_batch())
+        return dict(count_products(jax.make_jaxpr(step)(self.abstract_state(), shapes).jaxpr))
 
     def _global_shapes(self, batch: Batch) -> Tree:
         """Return the shapes of the global batch, from this process's part."""

@@ -137,7 +137,8 @@ def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:
 def classify(
     params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.Array | None = None
 ) -> jax.Array:
-    """Return the logits (batch, classes) of images (batch, 8, 8, 1)."""
+    """Return the logits (batch, classes) of images (batch, 8, 8, 1), in the parameters' dtype."""
+    images = images.astype(params["conv1"]["kernel"].dtype)
     features = jax.nn.relu(_convolve(params["conv1"], images, stride=1))
     features = jax.nn.relu(_convolve(params["conv2"], features, stride=2))
     features = jax.nn.relu(_dense(params["dense"], features.reshape(len(images), -1)))

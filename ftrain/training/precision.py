@@ -10,6 +10,7 @@ the parameters, and small updates add up in the parameters.
 import dataclasses
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,8 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import Jaxpr
+from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 from jax.typing import DTypeLike
 
+from ftrain.jaxpr import equations_of
 from ftrain.optimizers import LearningRate
 from ftrain.optimizers.rounding import is_narrow
 from ftrain.training.optimizer_precision import (
@@ -204,6 +208,16 @@ class Precision:
 
     def _to_output(self, tree: Tree) -> Tree:
         return jax.tree.map(lambda leaf: _convert(leaf, self.output), tree)
+
+
+def count_products(jaxpr: Jaxpr) -> Counter[str]:
+    """Return how many matrix products and convolutions a traced function has, by dtype."""
+    products = (dot_general_p, conv_general_dilated_p)
+    return Counter(
+        str(equation.invars[0].aval.dtype)
+        for equation in equations_of(jaxpr)
+        if equation.primitive in products
+    )
 
 
 def as_precision(precision: Precision | DTypeLike | None) -> Precision | None:

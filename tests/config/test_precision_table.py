@@ -1,5 +1,6 @@
 """`[precision]` and `remat` in a config."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -122,6 +123,9 @@ def test_a_run_in_half_precision_is_trained_and_resumed(config, tmp_path):
     more = run("train", config, *overrides, "steps=8", "--accept-changes")
     assert more.returncode == 0, more.stderr
     assert "done: 3 steps" in more.stdout
+    shown = run("check", config, *overrides)
+    # The task adds float32 noise to its batch, so that JAX promotes: `check` tells.
+    assert re.search(r"precision +compute float16, .*matrix products: \d in float32", shown.stdout)
     refused = run("check", config, "precision.compute=int8")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") <= 2
