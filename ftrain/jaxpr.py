@@ -50,6 +50,11 @@ def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return jaxpr_as_fun(ClosedJaxpr(line, ()))(*inputs.values())
 
 
+def dtype_of(variable: Var | Literal) -> Any:
+    """Return the dtype of a variable of a trace; None if it is not an array."""
+    return getattr(variable.aval, "dtype", None)
+
+
 def equations_of(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Yield all equations of a traced function, and those of the functions that it calls."""
     for equation in jaxpr.eqns:

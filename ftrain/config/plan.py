@@ -132,8 +132,8 @@ class Plan:
 def plan(config: Config) -> Plan:
     """Check a whole config against the signatures of the functions it calls."""
     steps = config.values.get("steps")
-    is_length = isinstance(steps, int) and not isinstance(steps, bool)
-    values, shares = resolve_shares(config.values, steps if is_length else _ANY_LENGTH)
+    length = steps if isinstance(steps, int) else _ANY_LENGTH
+    values, shares = resolve_shares(config.values, length)
     written = config
     config = replace(config, values=values)
     tables = {

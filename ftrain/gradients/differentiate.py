@@ -23,7 +23,7 @@ from jax.extend.core.primitives import convert_element_type_p, jit_p, remat_p
 from ftrain.gradients.lookup import gather, lookup_p
 from ftrain.gradients.means import value_of
 from ftrain.gradients.rows import Rows, wide_indices
-from ftrain.jaxpr import apply_equation, interpret
+from ftrain.jaxpr import apply_equation, dtype_of, interpret
 from ftrain.tree import Tree
 
 
@@ -213,9 +213,10 @@ def _with_casts(jaxpr: Jaxpr, tables: Tables) -> Tables:
     """Return the variables that stand for tables, with those of casts of them."""
     known = dict(tables)
     for equation in jaxpr.eqns:
-        table = known.get(equation.invars[0]) if _is_cast(equation) else None
+        operand = equation.invars[0] if _is_cast(equation) else None
+        table = known.get(operand) if isinstance(operand, Var) else None
         if table is not None:
-            dtype = equation.outvars[0].aval.dtype
+            dtype = dtype_of(equation.outvars[0])
             known[equation.outvars[0]] = table._replace(casts=(*table.casts, dtype))
     return known
 
@@ -224,7 +225,7 @@ def _is_cast(equation: JaxprEqn) -> bool:
     """True for a cast of a variable from one floating dtype to another."""
     if equation.primitive is not convert_element_type_p or isinstance(equation.invars[0], Literal):
         return False
-    dtypes = (equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype)
+    dtypes = (dtype_of(equation.invars[0]), dtype_of(equation.outvars[0]))
     return all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
 
 

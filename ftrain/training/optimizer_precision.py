@@ -73,7 +73,8 @@ def scale_loss_unless_scaled(
     def update(gradients: Tree, state: Tree, params: Tree | None = None, **extra: Any):
         return chosen(params).update(gradients, state, params, **extra)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    # optax's type names its arguments differently.
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def keeps_small_updates(optimizer: optax.GradientTransformation, params: Tree) -> bool:

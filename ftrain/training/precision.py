@@ -22,7 +22,7 @@ from jax.extend.core import Jaxpr
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 from jax.typing import DTypeLike
 
-from ftrain.jaxpr import equations_of
+from ftrain.jaxpr import dtype_of, equations_of
 from ftrain.optimizers import LearningRate
 from ftrain.optimizers.rounding import is_narrow
 from ftrain.training.optimizer_precision import (
@@ -214,7 +214,7 @@ def count_products(jaxpr: Jaxpr) -> Counter[str]:
     """Return how many matrix products and convolutions a traced function has, by dtype."""
     products = (dot_general_p, conv_general_dilated_p)
     return Counter(
-        str(equation.invars[0].aval.dtype)
+        str(dtype_of(equation.invars[0]))
         for equation in equations_of(jaxpr)
         if equation.primitive in products
     )
@@ -266,5 +266,5 @@ def _peak(learning_rate: LearningRate) -> float:
         return float(learning_rate)
     at_once = jax.ensure_compile_time_eval  # a schedule may be looked at while a step is traced
     with at_once():
-        rates = [float(learning_rate(step)) for step in _SAMPLED_STEPS]
+        rates = [float(np.asarray(learning_rate(step))) for step in _SAMPLED_STEPS]
     return max(rates, key=abs)

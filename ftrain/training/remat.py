@@ -24,7 +24,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var, jaxpr_
 from jax.extend.core import Literal as Constant
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 
-from ftrain.jaxpr import apply_equation, interpret
+from ftrain.jaxpr import apply_equation, dtype_of, interpret
 from ftrain.tree import Tree
 
 Remat = Literal["none", "dots", "layers", "names"]
@@ -229,5 +229,5 @@ def _variables(operands: Sequence[Any]) -> list[Var]:
 
 
 def _bytes(variable: Any) -> int:
-    dtype = getattr(variable.aval, "dtype", None)
+    dtype = dtype_of(variable)
     return variable.aval.size * dtype.itemsize if dtype is not None else 0

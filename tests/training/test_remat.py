@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import ftrain
 from ftrain import TrainState, make_step
+from ftrain.cluster import make_mesh
 from ftrain.data import ArraySource, Pipeline
 from ftrain.gradients import Rows, lookup
 from ftrain.optimizers import adam, gradient_descent
@@ -155,6 +156,28 @@ def test_with_a_model_state_microbatches_and_a_resumed_run(tmp_path, remat):
     resumed = train(steps=6, directory=tmp_path)
     for one, other in zip(jax.tree.leaves(straight), jax.tree.leaves(resumed), strict=True):
         assert jnp.array_equal(one, other)
+
+
+@pytest.mark.parametrize("remat", MODES)
+def test_on_a_mesh_of_replicas(remat):
+    def loss(params, batch, rng):
+        return loss_fn(params, batch, jax.random.key(0))  # each replica has its own rng
+
+    arrays = {name: np.asarray(array) for name, array in batch_of().items()}
+    train = functools.partial(
+        ftrain.train,
+        loss,
+        init(),
+        Pipeline(ArraySource(arrays), batch_size=8),
+        optimizer=gradient_descent(0.1),
+        steps=2,
+        mesh=make_mesh(data=2),
+        parallel="shard_map",
+    )
+    for one, other in zip(
+        jax.tree.leaves(train().params), jax.tree.leaves(train(remat=remat).params), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_an_unknown_kind_is_refused():
