@@ -255,9 +255,9 @@ def train(
     as `loss_fn(params, batch, rng, model_state)` and returns `(loss, metrics, model_state)`.
 
     Ends after `steps` steps, or after `epochs` of a pipeline, at the end of the data, or if a hook
-    stops it. With a `directory`, an interrupted run resumes from its newest checkpoint; Ctrl-C saves
-    one before it raises KeyboardInterrupt. Without one, Ctrl-C loses the state; `Run` keeps it as
-    its `state`.
+    stops it. With a `directory`, an interrupted run resumes from its newest checkpoint; Ctrl-C
+    saves one before it raises KeyboardInterrupt. Without one, Ctrl-C loses the state; `Run` keeps
+    it as its `state`.
 
     A directory that has a run with another loss, optimizer, data or seed is refused with
     RunMismatchError; `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
@@ -317,8 +317,8 @@ def _length(steps: int | None, epochs: float | None, data: Any) -> int | None:
         raise ValueError(f"pass steps or epochs, not both; got steps={steps} and epochs={epochs}")
     if not isinstance(data, Pipeline):
         raise TypeError(
-            f"epochs needs a Pipeline, which knows its number of examples, got {type(data).__name__}; "
-            "pass steps"
+            "epochs needs a Pipeline, which knows its number of examples, "
+            f"got {type(data).__name__}; pass steps"
         )
     return data.count_steps(epochs)
 

@@ -20,8 +20,8 @@ def lookup(
     """`table[ids]`: the rows with these ids, in the shape `ids.shape + table.shape[1:]`.
 
     It is `jax.numpy.take` along the first axis, except that `ftrain.gradients.value_and_grad`
-    returns `Rows` as the gradient of the table. Pass the parameter itself, or a cast of it: then the
-    rows that are read are cast, not the table. Any other value computed from a parameter has an
+    returns `Rows` as the gradient of the table. Pass the parameter itself, or a cast of it: then
+    the rows that are read are cast, not the table. Any other value computed from a parameter has an
     ordinary, correct gradient, and so has a table inside `jax.lax.scan` or `cond`.
 
     Args:

@@ -170,9 +170,10 @@ class Precision:
         smallest = float(jnp.finfo(self.params).eps) / 2
         if abs(rate) < smallest and not keeps_small_updates(optimizer, params):
             raise PrecisionError(
-                f"params in {self.params} cannot hold a learning rate of {rate:.3g}: a parameter of "
-                f"1 does not change by less than {smallest:.2g}, and this optimizer rounds to "
-                'nearest; keep params in float32, or use an optimizer of ftrain with rounding="compensated"'
+                f"params in {self.params} cannot hold a learning rate of {rate:.3g}: a parameter "
+                f"of 1 does not change by less than {smallest:.2g}, and this optimizer rounds to "
+                "nearest; keep params in float32, or use an optimizer of ftrain with "
+                'rounding="compensated"'
             )
 
     def check_scale(self, scale: jax.Array | None) -> None:

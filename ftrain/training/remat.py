@@ -95,7 +95,7 @@ class _Part(NamedTuple):
     outputs: list[Var]
 
     def evaluate(self, values: dict[Var, Any], policy: Any) -> list[Any]:
-        """Return the outputs; a scan keeps what its body needs, anything else what `policy` says."""
+        """Return the outputs; recompute what `policy` does not keep, except of a scan."""
         names = DebugInfo("part", "remat", ("",) * len(self.inputs), ("",) * len(self.outputs))
         effects = frozenset().union(*(equation.effects for equation in self.equations))
         jaxpr = Jaxpr((), self.inputs, self.outputs, self.equations, effects, names)
@@ -116,7 +116,7 @@ class _Trace:
             equation.outvars[0]: equation
             for equation in jaxpr.eqns
             if equation.primitive is convert_element_type_p
-            and equation.invars[0] in given
+            and given.issuperset(_variables(equation.invars))
             and equation.outvars[0] not in jaxpr.outvars
         }
         own = set(self._casts)

@@ -71,7 +71,7 @@ def test_keys_become_values(config, overrides, expected):
         ("runs/{}", "{}: the config has no such key"),
         (
             "runs/{optimizer}",
-            "{optimizer} is a table; expected a key with one value; write {optimizer.learning_rate}",
+            "is a table; expected a key with one value; write {optimizer.learning_rate}",
         ),
         ("runs/{model.sizes}", "{model.sizes} is an array; expected a key with one value"),
         ("runs/{task", "has unmatched braces"),
