@@ -176,13 +176,22 @@ def _set_directory(directory: Path, values: Table) -> str | None:
     if not isinstance(table, dict):
         return None
     before = table.get("directory")
-    table["directory"] = str(directory).replace("{", "{{").replace("}", "}}")  # not a template
-    if not isinstance(before, str) or Path(before).resolve() == directory.resolve():
+    table["directory"] = escape_braces(str(directory))
+    if not isinstance(before, str) or Path(_unescaped(before)).resolve() == directory.resolve():
         return None
     return (
         f"{directory}: the run was moved and resumes here; "
         f"its config has run.directory = {before!r}"
     )
+
+
+def escape_braces(directory: str) -> str:
+    """Return a directory as run.directory, in which braces hold a key of the config."""
+    return directory.replace("{", "{{").replace("}", "}}")
+
+
+def _unescaped(directory: str) -> str:
+    return directory.replace("{{", "{").replace("}}", "}")
 
 
 def _checked(path: str | Path) -> Path:

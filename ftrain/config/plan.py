@@ -9,9 +9,9 @@ from ftrain.cluster import Sharding, make_mesh
 from ftrain.config.call import Call
 from ftrain.config.checking import call, check_table, component, resolve
 from ftrain.config.functions import HOOK, OPTIMIZER, TASK, Parameter, parameters
-from ftrain.config.load import LENGTHS, Config, Table
+from ftrain.config.load import LENGTHS, Config, Table, escape_braces
 from ftrain.config.shares import resolve_shares, restore_shares
-from ftrain.config.template import escape, expand_directory
+from ftrain.config.template import expand_directory
 from ftrain.data import Pipeline
 from ftrain.gradients import guard, loss_scaling
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
@@ -114,14 +114,16 @@ class Plan:
         """Return the whole config, defaults included."""
         tables = self.top | {name: call.resolved() for name, call in self.calls.items()}
         tables |= {HOOKS: [hook.resolved() for hook in self.hooks]} if self.hooks else {}
-        tables["run"]["directory"] = escape(tables["run"]["directory"])
+        tables["run"]["directory"] = escape_braces(tables["run"]["directory"])
         restore_shares(tables, self.shares)
         return tables
 
     def with_steps(self, steps: int) -> "Plan":
         """Return the plan of a config with its length in epochs, now that it is known in steps."""
         known = {key: value for key, value in self.config.values.items() if key not in LENGTHS}
-        directory = escape(self.calls["run"].arguments["directory"])  # which may name the epochs
+        directory = escape_braces(
+            self.calls["run"].arguments["directory"]
+        )  # which may name the epochs
         known |= {"steps": steps, "run": known.get("run", {}) | {"directory": directory}}
         again = plan(replace(self.config, values=known))
         shared = {key.partition(".")[0] for key in self.shares}
@@ -163,15 +165,11 @@ def plan(config: Config) -> Plan:
             given=section.given,
             extra=section.extra_parameters(),
         )
-    if "precision" in calls and "loss_scaling" not in calls:
-        policy: Precision = calls["precision"].make()
-        if policy.compute == "float16":  # whose gradients underflow without
-            loss_scale = SECTIONS["loss_scaling"]
-            calls["loss_scaling"] = call(
-                "loss_scaling", loss_scale.function, {}, config, given=loss_scale.given
-            )
+    if _needs_loss_scaling(calls):
+        given = SECTIONS["loss_scaling"].given
+        calls["loss_scaling"] = call("loss_scaling", loss_scaling, {}, config, given=given)
     planned = Plan(written, top, calls, _hooks(config), shares)
-    directory = calls["run"].arguments["directory"] or escape(f"runs/{config.path.stem}")
+    directory = calls["run"].arguments["directory"] or escape_braces(f"runs/{config.path.stem}")
     directory = expand_directory(directory, planned.resolved(), config)
     calls["run"].arguments["directory"] = directory
     _check("run.directory", local_path, directory, config)
@@ -184,6 +182,18 @@ def plan(config: Config) -> Plan:
             )
     _check("run.recoveries", check_recoveries, calls["run"].arguments["recoveries"], config)
     return planned
+
+
+def _needs_loss_scaling(calls: dict[str, Call]) -> bool:
+    """True for a policy in float16, whose small gradients underflow, unless the loss is scaled."""
+    if "precision" not in calls or "loss_scaling" in calls:
+        return False
+    policy: Precision = calls["precision"].make()
+    return policy.compute == "float16" and not _scales_loss(calls["optimizer"])
+
+
+def _scales_loss(optimizer: Call) -> bool:
+    return optimizer.function is loss_scaling or any(map(_scales_loss, optimizer.nested()))
 
 
 def _check(key: str, check: Callable[[Any], object], value: Any, config: Config) -> None:

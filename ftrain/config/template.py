@@ -40,11 +40,6 @@ def expand_directory(template: str, resolved: Table, config: Config) -> str:
     return expanded
 
 
-def escape(directory: str) -> str:
-    """Return the template of a directory whose own name has braces."""
-    return directory.replace("{", "{{").replace("}", "}}")
-
-
 def _find(key: str, resolved: Table, config: Config) -> Any:
     value: Any = resolved
     for name in key.split("."):

@@ -131,6 +131,7 @@ def test_a_run_is_trained_checked_and_resumed_in_it(config, tmp_path):
     again = run("train", home, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "all 3 steps were taken before" in again.stdout
+    assert "the run was moved" not in again.stdout
     evaluated = run("eval", home, cwd=tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["0-{x}"]

@@ -80,6 +80,15 @@ def test_float16_switches_loss_scaling_on_and_says_so(config):
     assert float(own.initial_state().opt_state.loss_scale) == 4.0
 
 
+@pytest.mark.standard_promotion
+def test_an_optimizer_that_scales_the_loss_is_not_scaled_twice(config):
+    optimizer = 'optimizer={name="loss_scaling", scale=8.0, optimizer={name="adam"}}'
+    job, state, _ = traced(config, "precision.compute=float16", optimizer)
+    assert "loss_scaling" not in job.plan.resolved()
+    assert float(job.initial_state().opt_state.loss_scale) == 8.0
+    assert not isinstance(state.opt_state.inner, LossScaleState)
+
+
 def test_remat_is_a_key_of_the_step(config):
     job = build(plan(load(config, ["step.remat=layers"])))
     assert job.step.remat == "layers"
