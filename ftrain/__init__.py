@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from ftrain import formats as formats
     from ftrain import gradients as gradients
     from ftrain import hooks as hooks
+    from ftrain import metrics as metrics
     from ftrain import optimizers as optimizers
     from ftrain import schedules as schedules
     from ftrain import summaries as summaries
     from ftrain import tasks as tasks
     from ftrain import training as training
     from ftrain import tree as tree
+    from ftrain.evaluation import evaluate as evaluate
     from ftrain.evaluation import evaluate_checkpoints as evaluate_checkpoints
     from ftrain.gradients import WeightedMean as WeightedMean
     from ftrain.optimizers import apply_updates as apply_updates
@@ -42,6 +44,7 @@ _ROOMS = (
     "formats",
     "gradients",
     "hooks",
+    "metrics",
     "optimizers",
     "schedules",
     "summaries",
@@ -57,6 +60,7 @@ _NAMES = {
     "apply_updates": "ftrain.optimizers",
     "at": "ftrain.training",
     "compile_step": "ftrain.training",
+    "evaluate": "ftrain.evaluation",
     "evaluate_checkpoints": "ftrain.evaluation",
     "every": "ftrain.training",
     "first": "ftrain.training",

@@ -98,18 +98,18 @@ def place(
         return state
     if sharding is None:
         everywhere = NamedSharding(mesh, PartitionSpec())
-        return jax.tree.map(lambda leaf: _put(leaf, everywhere), state)
-    return jax.tree.map(_put, state, sharding.shardings(state, mesh))
+        return jax.tree.map(lambda leaf: put_leaf(leaf, everywhere), state)
+    return jax.tree.map(put_leaf, state, sharding.shardings(state, mesh))
 
 
-def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
+def put_leaf(leaf: jax.Array, where: NamedSharding) -> jax.Array:
     """Put a leaf on devices; JAX puts the data of a random key, but no key, on other processes."""
     try:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or where.is_fully_addressable:
-            return jax.device_put(leaf, where)
+            return jax.deviceput_leaf(leaf, where)
         if leaf.sharding == where:
             return leaf
-        numbers = jax.device_put(jax.random.key_data(leaf), where)
+        numbers = jax.deviceput_leaf(jax.random.key_data(leaf), where)
         return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
     except AssertionError as error:  # JAX raises it if a replicated value differs between processes
         raise ProcessMismatchError(
