@@ -53,9 +53,7 @@ def from_clu(kind: Any, **entries: str) -> Metric:
     return Metric(lambda: None, update, merge, compute)
 
 
-def from_nnx(
-    metric: Any, merge: Callable[[Any, Any], Any] | None = None, **entries: str
-) -> Metric:
+def from_nnx(metric: Any, merge: Callable[[Any, Any], Any] | None = None, **entries: str) -> Metric:
     """A metric of `flax.nnx` as a metric; the object itself is not changed.
 
     Its `update` gets all entries by their names, and the mask, as `mask`.

@@ -259,12 +259,15 @@ def _read(values: Values, logits: str, labels: str) -> tuple[jax.Array, jax.Arra
             f"labels {labels!r} have shape {wanted.shape}, {logits!r} has {scores.shape}; expected "
             f"labels of {scores.shape[:-1]}, one class per example, not one-hot"
         )
-    if wanted.ndim > 1 and wanted.shape == scores.shape and wanted.shape[-1] > 1:
-        if jnp.issubdtype(scores.dtype, jnp.floating) and jnp.issubdtype(wanted.dtype, jnp.floating):
-            raise ValueError(
-                f"labels {labels!r} have the shape {wanted.shape} of {logits!r}: they look "
-                "one-hot; return their argmax as an entry, one class per example"
-            )
+    if (
+        wanted.ndim > 1
+        and scores.ndim == wanted.ndim
+        and jnp.issubdtype(scores.dtype, jnp.floating)
+    ):
+        raise ValueError(
+            f"labels {labels!r} have the shape of {logits!r}, {wanted.shape}: they look one-hot; "
+            "expected one class per example, such as their argmax"
+        )
     return scores, wanted.astype(jnp.int32)
 
 

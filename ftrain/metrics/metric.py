@@ -161,5 +161,3 @@ def divide(total: Any, weight: Any) -> np.ndarray:
 
 def _expand(array: jax.Array, ndim: int) -> jax.Array:
     return array.reshape(*array.shape, *[1] * (ndim - array.ndim))
-
-

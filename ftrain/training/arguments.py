@@ -79,9 +79,7 @@ def call_with_model_state(
         signature.bind(*arguments.values())
     except TypeError as error:
         form = f"{what}({', '.join(arguments)})"
-        reason = (
-            "there is no model state" if model_state is None else "the state has a model state"
-        )
+        reason = "there is no model state" if model_state is None else "the state has a model state"
         raise TypeError(f"{what} is called as {form}, because {reason}: {error}") from None
     return function(*arguments.values())
 

@@ -106,10 +106,10 @@ def put_leaf(leaf: jax.Array, where: NamedSharding) -> jax.Array:
     """Put a leaf on devices; JAX puts the data of a random key, but no key, on other processes."""
     try:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or where.is_fully_addressable:
-            return jax.deviceput_leaf(leaf, where)
+            return jax.device_put(leaf, where)
         if leaf.sharding == where:
             return leaf
-        numbers = jax.deviceput_leaf(jax.random.key_data(leaf), where)
+        numbers = jax.device_put(jax.random.key_data(leaf), where)
         return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
     except AssertionError as error:  # JAX raises it if a replicated value differs between processes
         raise ProcessMismatchError(

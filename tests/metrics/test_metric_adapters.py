@@ -96,9 +96,7 @@ class Largest(nnx.metrics.Metric):
         self.value[...] = jnp.array(-jnp.inf)
 
     def update(self, *, loss, mask):
-        self.value[...] = jnp.maximum(
-            self.value[...], jnp.max(jnp.where(mask > 0, loss, -jnp.inf))
-        )
+        self.value[...] = jnp.maximum(self.value[...], jnp.max(jnp.where(mask > 0, loss, -jnp.inf)))
 
     def compute(self):
         return self.value[...]
@@ -122,7 +120,7 @@ def test_an_own_metric_of_nnx_says_how_it_merges():
 
 
 def test_what_is_no_metric_of_the_library():
-    with pytest.raises(TypeError, match="from_clu takes a class of clu.metrics, got"):
+    with pytest.raises(TypeError, match=r"from_clu takes a class of clu.metrics, got"):
         metrics.from_clu(clu.metrics.Accuracy.empty())
     with pytest.raises(TypeError, match="of the last batch"):
         metrics.from_clu(clu.metrics.LastValue)

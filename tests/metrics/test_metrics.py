@@ -184,7 +184,9 @@ def test_auc_is_that_of_scikit_learn_with_ties_and_weights(values, split):
 def test_auc_of_logits_of_two_classes_of_infinities_and_of_one_class():
     values = classes_of(0, 2)
     margin = values["logits"][:, 1] - values["logits"][:, 0]
-    assert measured(metrics.auc(), values) == pytest.approx(sk.roc_auc_score(values["label"], margin))
+    assert measured(metrics.auc(), values) == pytest.approx(
+        sk.roc_auc_score(values["label"], margin)
+    )
     margin[:10] = np.inf
     margin[10:20] = -np.inf
     finite = np.nan_to_num(margin, posinf=1e9, neginf=-1e9)
@@ -259,7 +261,8 @@ def test_tokens_are_classified_like_examples():
     weight = rng.integers(2, size=(60, 4)).astype(np.float32)
     values = {"logits": logits, "label": labels, "weight": weight}
     flat = labels.ravel(), np.argmax(logits, -1).ravel()
-    for make, score in ((metrics.accuracy, sk.accuracy_score), (metrics.f1, functools.partial(sk.f1_score, average="macro"))):
+    f1_score = functools.partial(sk.f1_score, average="macro")
+    for make, score in ((metrics.accuracy, sk.accuracy_score), (metrics.f1, f1_score)):
         expected = score(*flat, sample_weight=weight.ravel())
         assert measured(make(weights="weight"), values) == pytest.approx(expected)
 
@@ -362,7 +365,7 @@ def test_labels_that_are_no_class():
 def test_what_is_no_metric(wrong, message):
     with pytest.raises(TypeError, match=message):
         check_metrics(wrong)
-    with pytest.raises(TypeError, match="Metric.merge must be a function"):
+    with pytest.raises(TypeError, match=r"Metric.merge must be a function"):
         metrics.Metric(dict, operator.add, None, float)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="average must be one of"):
         metrics.f1("mean")  # pyright: ignore[reportArgumentType]
