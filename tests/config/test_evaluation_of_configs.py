@@ -66,5 +66,5 @@ def test_mistakes_are_errors_of_the_config(tmp_path, overrides, message):
 
 def test_a_batch_size_without_a_source(tmp_path):
     config = write_config(tmp_path, steps=20, every=10)
-    with pytest.raises(ConfigError, match="evaluation.batch_size: .* has no evaluation_source"):
+    with pytest.raises(ConfigError, match=r"evaluation.batch_size: .* has no evaluation_source"):
         build(plan(load(config, ["evaluation.batch_size=8"])))
