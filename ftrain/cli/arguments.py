@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Command-line arguments that several commands share."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from ftrain.storage import is_transient
 
-# Of commands that train, or check what would be trained.
+# For commands that train, or check a config.
 ConfigPath = Annotated[
     Path,
     typer.Argument(
@@ -23,7 +23,7 @@ Overrides = Annotated[
     ),
 ]
 
-# Of `ftrain ckpt`.
+# For `ftrain ckpt`.
 Checkpoint = Annotated[
     Path,
     typer.Argument(
@@ -44,14 +44,14 @@ Steps = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", help="Only leaves whose whole name matches this expression."),
+    typer.Option("--include", help="Only leaves whose full name matches this regular expression."),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option("--exclude", help="No leaves whose whole name matches this expression."),
+    typer.Option("--exclude", help="No leaves whose full name matches this regular expression."),
 ]
 
-# Of `ftrain data`.
+# For `ftrain data`.
 Files = Annotated[
     list[str],
     typer.Argument(
@@ -86,6 +86,6 @@ def match_record_files(files: Sequence[str]) -> list[Path]:
     for path in found:
         if path.exists() and not path.is_file():
             raise DataCommandError(
-                f"{path} is not a regular file, but a pipe or a device; save it to a file first"
+                f"{path} is a pipe or a device, expected a regular file; save it to one first"
             )
     return found

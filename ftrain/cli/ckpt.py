@@ -15,7 +15,7 @@ from ftrain.storage import is_directory, list_names
 _ASIDE = re.compile(r"(\d+)\.(saving|suspect|damaged|incomplete)(.*)")
 _ASIDE_MEANING = {
     "saving": "being saved, or never finished",
-    "suspect": "put aside: not finite",
+    "suspect": "put aside: non-finite",
     "damaged": "put aside: damaged",
     "incomplete": "put aside: never finished",
 }
@@ -106,7 +106,7 @@ def _find_damage(path: Path) -> tuple[list[str], str]:
 
     if not is_tf_checkpoint(path):
         has_manifest = (path / "manifest.json").exists()
-        note = "" if has_manifest else ", as far as one can tell: no manifest"
+        note = "" if has_manifest else " (no manifest: only checked that its leaves can be read)"
         return find_damage(path), note
     damage: list[str] = []
     reader = open_reader(path)
@@ -122,7 +122,7 @@ def export(
     checkpoint: Checkpoint,
     to: Annotated[
         Literal["safetensors", "npz"] | None,
-        typer.Option(help="The format; by default as the suffix of FILE says."),
+        typer.Option(help="The format; by default from the suffix of FILE."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The file to write; by default named by the step.")
@@ -143,12 +143,14 @@ def export(
             f"{out} has neither the suffix .safetensors nor .npz; pass --to safetensors or --to npz"
         )
     if to is not None and by_name in {"safetensors", "npz"} - {to}:
-        raise typer.BadParameter(f"{out} would be {to}; the format and the suffix do not agree")
+        raise typer.BadParameter(
+            f"the suffix of {out} does not match --to {to}; change one of them"
+        )
     kind: Literal["safetensors", "npz"] = to or ("npz" if by_name == "npz" else "safetensors")
     reader = open_reader(checkpoint)
     path = out or Path(f"{reader.path.name}.{kind}")
     if path.exists():
-        raise CheckpointError(f"{path} exists already; choose another name, --out FILE")
+        raise CheckpointError(f"{path} exists already; choose another name with --out FILE")
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         bar = progress.add_task("exporting", total=len(reader.variables))
@@ -220,7 +222,7 @@ def _is_aside(step: str) -> bool:
 
 def _number(step: str) -> int:
     if not step.isdecimal():
-        raise typer.BadParameter(f"a step is a whole number, got {step!r}")
+        raise typer.BadParameter(f"a step must be a whole number, got {step!r}")
     return int(step)
 
 

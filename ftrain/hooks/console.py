@@ -265,7 +265,7 @@ class _Steps(ProgressColumn):
 
 
 def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The values in a bar: the loss, or else the first metrics, and the learning rate if known."""
+    """Return the values in a bar: the loss or else the first metrics, and any learning rate."""
     numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
     rate = numbers.pop("learning_rate", math.nan)
     first = (
@@ -277,7 +277,7 @@ def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def format_values(values: Mapping[str, Value], last: Mapping[str, Value] | None = None) -> str:
-    """Format numbers on one line, and each text on its own lines below.
+    """Format numbers on one line, and each string on its own lines below.
 
     Where the value of the `last` step looks different, it follows in parentheses.
 
