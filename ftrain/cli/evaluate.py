@@ -66,7 +66,7 @@ def evaluate(
 
 
 def _with_tables(measured: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the values with arrays of several values as texts: a line for each row."""
+    """Return the values with arrays of several values as strings: a line for each row."""
     import numpy as np
 
     def shown(value: Any) -> float | str:

@@ -1,6 +1,6 @@
 """Building: make the objects of a run from a checked plan."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -304,16 +304,19 @@ def _evaluation_pipeline(plan: Plan, task: Task, training: Pipeline) -> Pipeline
         raise plan.config.error("evaluation.batch_size", str(error)) from None
 
 
+def _measuring(task: Task, pipeline: Pipeline, mesh: Mesh) -> Callable[..., Mapping[str, Any]]:
+    """Return the function of an Evaluator that measures a task on its held-out examples."""
+    predict = task.predict
+    assert predict is not None  # a Task with an evaluation_source has it
+
+    def measure(params: Tree, model_state: Tree | None = None) -> Mapping[str, Any]:
+        return evaluate(predict, params, pipeline, task.metrics, model_state=model_state, mesh=mesh)
+
+    return measure
+
+
 def _evaluator(plan: Plan, task: Task, pipeline: Pipeline | None, mesh: Mesh) -> Evaluator | None:
-    function = task.evaluate
-    if pipeline is not None and task.predict is not None:
-        predict = task.predict
-
-        def function(params: Tree, model_state: Tree | None = None) -> Mapping[str, Any]:
-            return evaluate(
-                predict, params, pipeline, task.metrics, model_state=model_state, mesh=mesh
-            )
-
+    function = task.evaluate if pipeline is None else _measuring(task, pipeline, mesh)
     if function is None:
         return None
     evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=function)

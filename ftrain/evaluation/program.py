@@ -35,7 +35,7 @@ def compiled_program(
     if not callable(function):
         raise TypeError(f"function must be callable, got {function!r:.60}")
     is_method = inspect.ismethod(function)
-    owner = function.__self__ if is_method else function
+    owner: Any = function.__self__ if is_method else function
     method = function.__func__ if is_method else None
     key = (method, None if metrics is None else tuple(metrics.items()), mesh)
     try:

@@ -76,7 +76,7 @@ class Evaluator(Hook):
     """Publish what `evaluate(params)` returns, as `eval/...`, at chosen steps and at the end.
 
     If the state has a model state, it is called as `evaluate(params, model_state)`. Numbers and
-    texts are published; of arrays, those of up to 16 values, each value under its index, such as
+    strings are published; of arrays, those of up to 16 values, each value under its index, such as
     `eval/f1/0`. Larger ones, such as a confusion matrix, are left out.
 
     An interrupted run is not evaluated at its end. The checkpoint has the step that was evaluated
@@ -140,7 +140,7 @@ class Evaluator(Hook):
 
 
 def published_values(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers and texts, with the values of small arrays under their indices.
+    """Return the numbers and strings, with the values of small arrays under their indices.
 
     >>> published_values({"loss": 0.5, "f1": np.array([0.25, 1.0]), "confusion": np.eye(10)})
     {'loss': 0.5, 'f1/0': 0.25, 'f1/1': 1.0}

@@ -81,7 +81,13 @@ def _hint(name: str, metric: Any) -> str:
 
 def shared(factory: Callable[P, Metric]) -> Callable[P, Metric]:
     """Have `factory` return the same metric for the same arguments: it is compiled once then."""
-    return functools.cache(factory)
+    made = functools.cache(factory)
+
+    @functools.wraps(factory)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Metric:
+        return made(*args, **kwargs)
+
+    return make
 
 
 def summed(
