@@ -13,7 +13,7 @@ from ftrain.cli.runs import on_one_device
 
 if TYPE_CHECKING:
     from ftrain.cluster.sharding import Sharding
-    from ftrain.config import Plan
+    from ftrain.config import Job, Plan
     from ftrain.training import TrainState
 
 _MAX_NOTICES = 3  # shown without --leaves
@@ -76,6 +76,7 @@ def check(
             "examples per device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
         }
+        | _evaluation_facts(job)
     )
     if leaves or devices is not None:
         print()
@@ -89,6 +90,16 @@ def check(
         )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
+
+
+def _evaluation_facts(job: "Job") -> dict[str, str]:
+    """Return what is measured on held-out examples, if the task has some."""
+    pipeline = job.evaluation_pipeline
+    if pipeline is None:
+        return {}
+    names = "every output" if job.task.metrics is None else ", ".join(sorted(job.task.metrics))
+    batches = f"{len(pipeline.source):,} examples in batches of {pipeline.batch_size}"
+    return {"evaluation": f"{names} of {batches}"}
 
 
 def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:

@@ -164,7 +164,8 @@ class Pipeline:
     def mask(self, step: int, count: int = 1) -> np.ndarray:
         """Return 1 for each of this process's examples in `count` batches, and 0 for padding."""
         if not isinstance(self._batching, Padded):
-            return np.ones(len(self.indices(step, count)), np.float32)
+            size = sum(self._batching.sizes(step, count)) // self.shard_count
+            return np.ones(size, np.float32)
         return self._shares(self._batching.mask(step, count), step, count)
 
     def summary(self) -> dict[str, Any]:

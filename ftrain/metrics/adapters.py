@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ftrain.gradients.means import is_weighted
-from ftrain.metrics.metric import Metric, Values, read
+from ftrain.metrics.metric import Metric, Values, read, shared
 
 MASK = "mask"
 
 
+@shared
 def from_clu(kind: Any, **entries: str) -> Metric:
     """A class of `clu.metrics`, a Metric or a Collection, as a metric.
 
@@ -56,7 +57,8 @@ def from_clu(kind: Any, **entries: str) -> Metric:
 def from_nnx(metric: Any, merge: Callable[[Any, Any], Any] | None = None, **entries: str) -> Metric:
     """A metric of `flax.nnx` as a metric; the object itself is not changed.
 
-    Its `update` gets all entries by their names, and the mask, as `mask`.
+    Its `update` gets all entries by their names, and the mask, as `mask`. Those of flax count whole
+    examples: weights must be 0 or 1.
 
         ftrain.metrics.from_nnx(nnx.metrics.Accuracy(), labels="label")
 

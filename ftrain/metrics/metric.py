@@ -85,6 +85,10 @@ def shared(factory: Callable[P, Metric]) -> Callable[P, Metric]:
 
     @functools.wraps(factory)
     def make(*args: P.args, **kwargs: P.kwargs) -> Metric:
+        try:
+            hash((args, *kwargs.values()))
+        except TypeError:  # not a name or a number: the factory reports what it is
+            return factory(*args, **kwargs)
         return made(*args, **kwargs)
 
     return make

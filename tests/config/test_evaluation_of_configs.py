@@ -50,6 +50,23 @@ def test_it_is_evaluated_while_it_trains_and_by_the_command(tmp_path):
     assert "eval/recall: [" in evaluated.stdout
 
 
+@pytest.mark.campaign
+def test_several_processes_measure_the_same(tmp_path):
+    """The last batch has examples for the first process only."""
+    config = write_config(tmp_path, steps=20, every=10)
+    config.write_text(config.read_text().replace("noise = 0.1", ""))
+    found = []
+    for count in ("1", "2", "4"):
+        home = tmp_path / count
+        done = run("launch", "-n", count, config, MEASURED, f"run.directory={home}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append([line for line in read_metrics(home / "metrics.jsonl") if "eval/r2" in line])
+    for lines in found[1:]:
+        for line, expected in zip(lines, found[0], strict=True):
+            for name in ("eval/r2", "eval/error", "eval/recall/1"):
+                assert line[name] == pytest.approx(expected[name], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
