@@ -64,6 +64,11 @@ def test_every_example_counts_once_whatever_the_batch_size(batch_size, last):
     check(ftrain.evaluate(predict, PARAMS, make_pipeline(batch_size, last=last), METRICS))
 
 
+def test_results_come_in_the_order_of_the_metrics():
+    found = ftrain.evaluate(predict, PARAMS, make_pipeline(), METRICS)
+    assert list(found) == list(METRICS)
+
+
 def test_shuffled_data_several_threads_and_a_pipeline_of_two_epochs():
     check(ftrain.evaluate(predict, PARAMS, make_pipeline(shuffle=True, threads=2), METRICS))
     twice = ftrain.evaluate(predict, PARAMS, make_pipeline(epochs=2), {"loss": metrics.mean()})
@@ -342,3 +347,27 @@ def test_padded_batches_of_a_pipeline(shards):
     stacked = whole.batches(3, 2)
     np.testing.assert_array_equal(stacked["mask"][1], whole.batch(4)["mask"])
     np.testing.assert_array_equal(stacked["x"][1], whole.batch(4)["x"])
+
+
+@pytest.mark.parametrize("fuse", [1, 4])
+def test_a_run_trains_on_padded_batches(fuse):
+    """The last step has five examples, and its loss is the mean over them."""
+    losses = []
+
+    class Watch(ftrain.Hook):
+        def begin(self, report):
+            report.listen(metrics=lambda metrics: losses.extend(metrics.column("loss").tolist()))
+
+    def loss_fn(params, batch, rng):
+        return WeightedMean.of(predict(params, batch)["loss"], batch["mask"])
+
+    ftrain.train(
+        loss_fn,
+        PARAMS,
+        make_pipeline(8),
+        optimizer=ftrain.optimizers.gradient_descent(0.0),
+        hooks=[Watch(), ftrain.hooks.Logging(write=lambda line: None)],
+        fuse=fuse,
+    )
+    expected = [LOSSES[at : at + 8].mean() for at in range(0, 37, 8)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)

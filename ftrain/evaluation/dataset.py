@@ -88,7 +88,9 @@ def evaluate(
         totals = _merge(checked, totals, parts)
     if totals is None:
         raise ValueError("there is no batch to evaluate: the data are empty, or were read already")
-    computed = {name: _metric(checked, name).compute(total) for name, total in totals.items()}
+    # A compiled function returns a dict in alphabetical order.
+    names = totals if checked is None else checked
+    computed = {name: _metric(checked, name).compute(totals[name]) for name in names}
     return {
         key: value for name, result in computed.items() for key, value in _results(name, result)
     }

@@ -71,7 +71,9 @@ def top_k(
         known = (wanted >= 0) & (wanted < classes)
         place = jnp.where(known, wanted, 0)[..., None]
         own = jnp.take_along_axis(scores, place, axis=-1)
-        is_before = (scores > own) | ((scores == own) & (jnp.arange(classes) < place))
+        is_before = (scores > own) | (
+            (scores == own) & (jnp.arange(classes, dtype=place.dtype) < place)
+        )
         rank = jnp.sum(is_before.astype(jnp.int32), axis=-1)
         is_hit = (rank < k) & known & ~_has_nan(scores)
         hits = jnp.where(is_hit, 1.0, 0.0)
