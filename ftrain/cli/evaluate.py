@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ftrain.paths import local_path
+from ftrain.paths import RUN_LOCK, local_path
 
 
 def evaluate(
@@ -31,7 +31,6 @@ def evaluate(
     from ftrain.checkpoints import is_held
     from ftrain.cli.runs import open_run, wait_for_run
     from ftrain.config import ConfigError
-    from ftrain.config.run_directory import LOCK
     from ftrain.evaluation import evaluate_checkpoints
     from ftrain.hooks.console import format_values
     from ftrain.training import use_compilation_cache
@@ -59,7 +58,7 @@ def evaluate(
         write_to=run / "eval",
         last_step=job.steps,
         timeout=timeout,
-        stop=lambda: not is_held(run / LOCK),
+        stop=lambda: not is_held(run / RUN_LOCK),
     )
     for number, measured in evaluated:
         typer.echo(f"step {number}: {format_values(measured)}")

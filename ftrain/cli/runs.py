@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftrain.paths import RUN_CONFIG
 from ftrain.storage import exists
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 def wait_for_run(run: Path, timeout: float | None) -> None:
     """Wait until a run has begun in a directory, at most `timeout` seconds; by default 60."""
-    from ftrain.config.load import RUN_CONFIG
 
     deadline = time.monotonic() + (60.0 if timeout is None else timeout)
     while not exists(run / RUN_CONFIG) and time.monotonic() < deadline:
@@ -27,7 +27,6 @@ def open_run(run: Path) -> "Job":
 
     from ftrain.cluster.mesh import AXES, sizes
     from ftrain.config import ConfigError, build, load, plan
-    from ftrain.config.load import RUN_CONFIG
 
     if not exists(run / RUN_CONFIG):
         raise ConfigError(

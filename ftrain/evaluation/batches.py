@@ -43,8 +43,8 @@ def check_evaluated(data: Pipeline | Iterable[Any], mesh: Mesh | None) -> None:
         check_shards(data, mesh)
     elif data.shard_count > 1:
         raise ValueError(
-            f"the pipeline yields part {data.shard_index} of {data.shard_count} of every batch, but "
-            "the mesh has the devices of one process: mesh=ftrain.cluster.make_mesh()"
+            f"the pipeline yields part {data.shard_index} of {data.shard_count} of every batch, "
+            "but the mesh has the devices of one process: mesh=ftrain.cluster.make_mesh()"
         )
 
 

@@ -1,4 +1,4 @@
-"""The ready metrics against scikit-learn: any weights, any split into batches, any order of merging."""
+"""The ready metrics against scikit-learn: weights, splits into batches, orders of merging."""
 
 import functools
 import operator
@@ -29,7 +29,7 @@ def classes_of(seed: int, classes: int) -> dict[str, np.ndarray]:
 
 
 def measured(metric: metrics.Metric, values, split="uneven", mask=None, seed=0, padding=2):
-    """The metric over batches, each padded with NaN and classes that do not occur, merged in a random order."""
+    """The metric over batches, each padded with NaN, merged in a random order."""
     mask = np.ones(60, np.float32) if mask is None else mask
     update = jax.jit(metric.update)
     parts = []
