@@ -32,7 +32,7 @@ def lines_of(count=7, when=None, **options) -> list[str]:
         **options,
     )
     drive([logging, StopAtStep(count)], numbers(count), loss=count_loss)
-    return lines
+    return [line for line in lines if "fused into one call" not in line]  # depends on the time
 
 
 def test_a_line_has_the_means_since_the_last_line_and_the_last_loss():
