@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ftrain import gradients as gradients
     from ftrain import hooks as hooks
     from ftrain import metrics as metrics
+    from ftrain import models as models
     from ftrain import optimizers as optimizers
     from ftrain import schedules as schedules
     from ftrain import summaries as summaries
@@ -45,6 +46,7 @@ _ROOMS = (
     "gradients",
     "hooks",
     "metrics",
+    "models",
     "optimizers",
     "schedules",
     "summaries",

@@ -180,6 +180,7 @@ ROOMS = {
         "recall",
         "top_k",
     },
+    "models": {"Model", "equinox", "haiku", "linen", "nnx"},
     "optimizers": {
         "Arrivals",
         "LearningRate",

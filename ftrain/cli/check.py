@@ -66,6 +66,7 @@ def check(
             "task": job.plan.top["task"],
             "run directory": f"{job.directory}" + (" (of another run)" if differences else ""),
             "parameters": f"{count_elements(state.params):,} in {leaf_count} leaves",
+            **_model_state_facts(state),
             "state": f"{_show_size(state, specs, axes)} (parameters {parameter_size})",
             "examples": f"{examples:,}",
             "steps": f"{job.steps:,}, {job.steps * size / examples:,.1f} epochs",
@@ -100,6 +101,17 @@ def _evaluation_facts(job: "Job") -> dict[str, str]:
     names = "every output" if job.task.metrics is None else ", ".join(sorted(job.task.metrics))
     batches = f"{len(pipeline.source):,} examples in batches of {pipeline.batch_size}"
     return {"evaluation": f"{names} of {batches}"}
+
+
+def _model_state_facts(state: "TrainState") -> dict[str, str]:
+    """Return the line about the model state, if there is one."""
+    import jax
+
+    from ftrain.tree import count_elements
+
+    leaves = jax.tree.leaves(state.model_state)
+    shown = f"{count_elements(state.model_state):,} in {len(leaves)} leaves"
+    return {"model state": shown} if leaves else {}
 
 
 def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:

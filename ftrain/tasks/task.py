@@ -10,6 +10,8 @@ from ftrain.data import Source
 from ftrain.evaluation.program import Predict
 from ftrain.metrics import Metric
 from ftrain.metrics.metric import check_metrics
+from ftrain.models import Model
+from ftrain.training.arguments import check_no_object
 from ftrain.training.loss import LossFunction
 from ftrain.tree import Tree
 
@@ -21,7 +23,8 @@ class Task:
     `[model]` holds the keyword arguments of that function.
 
     Args:
-      init: rng -> parameters.
+      init: rng -> parameters; or an `ftrain.models.Model`, which may have a model state. The loss
+        function, and every other function here, then has it as one more last argument.
       source: the examples to train on; `[data]` defines the batches.
       evaluate: parameters -> metrics on held-out examples, by a function of its own.
       input: arguments of the pipeline that a config cannot hold: "pad", for instance
@@ -34,7 +37,7 @@ class Task:
         output.
     """
 
-    init: Callable[[jax.Array], Tree]
+    init: Callable[[jax.Array], Tree] | Model
     loss_fn: LossFunction
     source: Source
     evaluate: Callable[..., Mapping[str, Any]] | None = None
@@ -44,6 +47,20 @@ class Task:
     metrics: Mapping[str, Metric] | None = None
 
     def __post_init__(self) -> None:
+        self._check_init()
+        self._check_evaluation()
+
+    def _check_init(self) -> None:
+        check_no_object("init of a Task", self.init, "a function of a key, or a Model")
+        if isinstance(getattr(self.init, "__self__", None), Model):
+            raise TypeError("init of a Task is a method of a Model: pass the model itself")
+        if not isinstance(self.init, Model) and not callable(self.init):
+            raise TypeError(
+                "init of a Task must be a function of a key that returns parameters, or an "
+                f"ftrain.models.Model, got a {type(self.init).__name__}"
+            )
+
+    def _check_evaluation(self) -> None:
         if self.evaluation_source is not None:
             if self.evaluate is not None:
                 raise ValueError("a Task has evaluate or evaluation_source, not both")
