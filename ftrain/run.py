@@ -32,6 +32,7 @@ from ftrain.launching.reporter import reporter_of_this_process
 from ftrain.models import Model
 from ftrain.optimizers import LearningRate
 from ftrain.paths import RUN_CONFIG, RUN_LOCK, local_path
+from ftrain.schedules import Schedule
 from ftrain.storage import exists
 from ftrain.training import (
     Hook,
@@ -233,9 +234,9 @@ def train(
     hooks: Sequence[Hook] = (),
     directory: str | Path | None = None,
     seed: int = 0,
-    clip_global_norm: float | None = None,
+    clip_global_norm: float | Schedule | None = None,
     accumulate: int = 1,
-    averages: float | None = None,
+    averages: float | Schedule | None = None,
     averages_ramp: bool = False,
     averages_of: str | Sequence[str] = (),
     merge_rows: bool = True,

@@ -183,6 +183,8 @@ ROOMS = {
     "models": {"Model", "equinox", "haiku", "linen", "nnx"},
     "optimizers": {
         "Arrivals",
+        "Group",
+        "GroupError",
         "LearningRate",
         "OptimizerState",
         "Rounding",
@@ -199,6 +201,8 @@ ROOMS = {
         "ftrl",
         "get_slot",
         "gradient_descent",
+        "group_learning_rates",
+        "groups",
         "momentum",
         "proximal_adagrad",
         "proximal_gradient_descent",
@@ -208,6 +212,7 @@ ROOMS = {
     },
     "schedules": {
         "Schedule",
+        "Scheduled",
         "cosine_decay",
         "cosine_decay_restarts",
         "exponential_decay",
@@ -219,6 +224,7 @@ ROOMS = {
         "noisy_linear_cosine_decay",
         "piecewise_constant",
         "polynomial_decay",
+        "value_at",
         "warmup",
         "warmup_stable_decay",
     },

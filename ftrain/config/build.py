@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 
 from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.cluster import Sharding, batch_shard, split_batch
-from ftrain.config.call import Call, Named
+from ftrain.config.call import Call, GroupedCall, Named
 from ftrain.config.checking import call, named
-from ftrain.config.functions import OPTIMIZER, parameters
+from ftrain.config.functions import OPTIMIZER, TRANSFORM, parameters
 from ftrain.config.load import ConfigError
 from ftrain.config.plan import TASK_INPUT, Plan
 from ftrain.data import Pipeline
@@ -23,7 +23,7 @@ from ftrain.evaluation import evaluate, trace_evaluation
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
 from ftrain.models import Model
-from ftrain.optimizers import LearningRate
+from ftrain.optimizers import Group, GroupError, LearningRate
 from ftrain.paths import local_path
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
@@ -117,6 +117,8 @@ class Job:
             metrics = jax.eval_shape(
                 spread(self.step, self.mesh, self.parallel), state, self._global_shapes(batch)
             )[1]
+        except GroupError as error:
+            raise self._refused_group(error) from None
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
@@ -139,6 +141,20 @@ class Job:
             raise ConfigError(
                 f"{self.plan.config.path}: the evaluation of {self.plan.top['task']} fails: {what}"
             ) from error
+
+    def groups(self) -> list[Group]:
+        """Return the parameter groups of the optimizer, the outermost if several have some."""
+        calls = self.plan.calls["optimizer"].every()
+        grouped = next((each for each in calls if isinstance(each, GroupedCall)), None)
+        return [] if grouped is None else [each.make() for each in grouped.arguments["groups"]]
+
+    def _refused_group(self, error: GroupError) -> ConfigError:
+        keys = [
+            f"{each.key}.match"
+            for each in self.plan.calls["optimizer"].every()
+            if each.function is Group and each.arguments["match"] == error.match
+        ]
+        return self.plan.config.error((*keys, "optimizer")[0], str(error))
 
     def _global_shapes(self, batch: Batch) -> Tree:
         """Return the shapes of the global batch, from this process's part."""
@@ -333,10 +349,12 @@ def _evaluator(plan: Plan, task: Task, pipeline: Pipeline | None, mesh: Mesh) ->
 
 def _learning_rate(optimizer: Call) -> LearningRate | None:
     """Return the learning rate of an optimizer, or of the only optimizer in it that has one."""
+    if isinstance(optimizer, GroupedCall):
+        return _learning_rate(optimizer.arguments["optimizer"])
     if "learning_rate" in optimizer.arguments:
         rate = optimizer.arguments["learning_rate"]
         return rate.make() if isinstance(rate, (Call, Named)) else rate
-    inner = [nested for nested in optimizer.nested() if nested.kind is OPTIMIZER]
+    inner = [nested for nested in optimizer.nested() if nested.kind in (OPTIMIZER, TRANSFORM)]
     rates = [rate for rate in map(_learning_rate, inner) if rate is not None]
     if len(rates) != 1:
         return None

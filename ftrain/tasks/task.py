@@ -11,7 +11,7 @@ from ftrain.evaluation.program import Predict
 from ftrain.metrics import Metric
 from ftrain.metrics.metric import check_metrics
 from ftrain.models import Model
-from ftrain.training.arguments import check_no_object
+from ftrain.training.arguments import check_init
 from ftrain.training.loss import LossFunction
 from ftrain.tree import Tree
 
@@ -47,18 +47,8 @@ class Task:
     metrics: Mapping[str, Metric] | None = None
 
     def __post_init__(self) -> None:
-        self._check_init()
+        check_init("init of a Task", self.init)
         self._check_evaluation()
-
-    def _check_init(self) -> None:
-        check_no_object("init of a Task", self.init, "a function of a key, or a Model")
-        if isinstance(getattr(self.init, "__self__", None), Model):
-            raise TypeError("init of a Task is a method of a Model: pass the model itself")
-        if not isinstance(self.init, Model) and not callable(self.init):
-            raise TypeError(
-                "init of a Task must be a function of a key that returns parameters, or an "
-                f"ftrain.models.Model, got a {type(self.init).__name__}"
-            )
 
     def _check_evaluation(self) -> None:
         if self.evaluation_source is not None:

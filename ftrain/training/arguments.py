@@ -63,6 +63,20 @@ def check_no_object(what: str, value: Any, expected: str) -> None:
     )
 
 
+def check_init(what: str, init: Any) -> None:
+    """Raise TypeError unless it is a function of a key that makes parameters, or a Model."""
+    check_no_object(what, init, "a function of a key, or a Model")
+    if isinstance(init, Model):
+        return
+    if isinstance(getattr(init, "__self__", None), Model):
+        raise TypeError(f"{what} is a method of a Model: pass the model itself")
+    if not callable(init):
+        raise TypeError(
+            f"{what} must be a function of a key that returns parameters, or an "
+            f"ftrain.models.Model, got a {type(init).__name__}"
+        )
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Raise TypeError unless it is an optax transform, or has `init` and `update`."""
     if callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None)):
