@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ftrain import formats as formats
     from ftrain import gradients as gradients
     from ftrain import hooks as hooks
+    from ftrain import metrics as metrics
     from ftrain import models as models
     from ftrain import optimizers as optimizers
     from ftrain import schedules as schedules
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ftrain import tasks as tasks
     from ftrain import training as training
     from ftrain import tree as tree
+    from ftrain.evaluation import evaluate as evaluate
     from ftrain.evaluation import evaluate_checkpoints as evaluate_checkpoints
     from ftrain.gradients import WeightedMean as WeightedMean
     from ftrain.optimizers import apply_updates as apply_updates
@@ -44,6 +46,7 @@ _ROOMS = (
     "formats",
     "gradients",
     "hooks",
+    "metrics",
     "models",
     "optimizers",
     "schedules",
@@ -61,6 +64,7 @@ _NAMES = {
     "apply_updates": "ftrain.optimizers",
     "at": "ftrain.training",
     "compile_step": "ftrain.training",
+    "evaluate": "ftrain.evaluation",
     "evaluate_checkpoints": "ftrain.evaluation",
     "every": "ftrain.training",
     "first": "ftrain.training",

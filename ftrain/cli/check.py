@@ -80,6 +80,7 @@ def check(
             "metrics": ", ".join(sorted(metrics)),
         }
         | ({} if job.precision is None else {"precision": _show_precision(job)})
+        | _evaluation_facts(job)
     )
     if groups := job.groups():
         print()
@@ -97,6 +98,16 @@ def check(
         )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
+
+
+def _evaluation_facts(job: "Job") -> dict[str, str]:
+    """Return what is measured on held-out examples, if the task has some."""
+    pipeline = job.evaluation_pipeline
+    if pipeline is None:
+        return {}
+    names = "every output" if job.task.metrics is None else ", ".join(sorted(job.task.metrics))
+    batches = f"{len(pipeline.source):,} examples in batches of {pipeline.batch_size}"
+    return {"evaluation": f"{names} of {batches}"}
 
 
 def _model_state_facts(state: "TrainState") -> dict[str, str]:

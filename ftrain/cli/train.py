@@ -93,7 +93,9 @@ def _train(
     if state is not None and job.saver.manager.latest() is not None:
         job.saver.manager.check(like=state)  # before anything on disk is changed
     console = Console()
-    bar = ProgressBar(job.steps, console) if console.is_terminal else None
+    bar = None
+    if console.is_terminal:
+        bar = ProgressBar(job.steps, console, mean=job.logging.mean)
     started = time.monotonic()
     hooks = [*job.hooks(bar), _first_step_hook()]
     hooks += [DigestLog(ledger)] if ledger else []

@@ -1,5 +1,6 @@
 """Building: make the objects of a run from a checked plan."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ftrain.config.plan import TASK_INPUT, Plan
 from ftrain.data import Pipeline
 from ftrain.data.shapes import check_numbers
 from ftrain.data.source import Batch
+from ftrain.evaluation import evaluate, trace_evaluation
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
 from ftrain.models import Model
@@ -53,6 +55,7 @@ class Job:
     parallel: Parallel
     loop_options: LoopOptions
     evaluator: Evaluator | None
+    evaluation_pipeline: Pipeline | None  # of a task with an evaluation_source
     summaries: SummarySaver
     logging: Logging
     saver: CheckpointSaver
@@ -116,7 +119,7 @@ class Job:
 
         Raises ConfigError if the task, its data and the state do not fit each other.
         """
-        batch = self._first_batch()
+        batch = self._first_batch(self.pipeline)
         try:
             state = self.abstract_state()
             metrics = jax.eval_shape(
@@ -131,8 +134,23 @@ class Job:
             raise ConfigError(
                 f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}"
             ) from error
+        self._trace_evaluation(state)
         self.shardings()
         return state, metrics
+
+    def _trace_evaluation(self, state: TrainState) -> None:
+        """Raise ConfigError if the evaluation of the task does not fit its data and the state."""
+        task = self.task
+        if self.evaluation_pipeline is None or task.predict is None:
+            return
+        batch = self._first_batch(self.evaluation_pipeline)
+        try:
+            trace_evaluation(task.predict, state, batch, task.metrics)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConfigError(
+                f"{self.plan.config.path}: the evaluation of {self.plan.top['task']} fails: {what}"
+            ) from error
 
     def groups(self) -> list[Group]:
         """Return the parameter groups of the optimizer, the outermost if several have some."""
@@ -151,7 +169,7 @@ class Job:
     def products(self) -> dict[str, int]:
         """Return how many matrix products and convolutions a step computes in each dtype."""
         step = spread(self.step, self.mesh, self.parallel)
-        shapes = self._global_shapes(self._first_batch())
+        shapes = self._global_shapes(self._first_batch(self.pipeline))
         return dict(count_products(jax.make_jaxpr(step)(self.abstract_state(), shapes).jaxpr))
 
     def _global_shapes(self, batch: Batch) -> Tree:
@@ -162,9 +180,9 @@ class Job:
             for k, v in batch.items()
         }
 
-    def _first_batch(self) -> Batch:
+    def _first_batch(self, pipeline: Pipeline) -> Batch:
         try:
-            return check_numbers(retry(lambda: self.pipeline.batch(0)))
+            return check_numbers(retry(lambda: pipeline.batch(0)))
         except (DamagedRecordError, SpecError):  # complete messages
             raise
         except Exception as error:
@@ -199,6 +217,7 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
     parallel: Parallel = calls["step"].arguments["parallel"]
     _check_replicas(plan, parallel, mesh)
     precision = calls["precision"].make() if "precision" in calls else None
+    evaluation_pipeline = _evaluation_pipeline(plan, task, pipeline)
     return Job(
         plan=plan,
         directory=home,
@@ -226,7 +245,8 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
             "recoveries": calls["run"].arguments["recoveries"],
             "straggler_timeout": _straggler_timeout(plan),
         },
-        evaluator=_evaluator(plan, task),
+        evaluator=_evaluator(plan, task, evaluation_pipeline, mesh, precision),
+        evaluation_pipeline=evaluation_pipeline,
         summaries=calls["summary"].make(directory=home),
         logging=calls["log"].make(),
         saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
@@ -314,10 +334,51 @@ def _listeners(plan: Plan) -> list[SaveListener]:
     return [call(key, listener, {}, plan.config).make() for listener in listeners]
 
 
-def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
-    if task.evaluate is None:
+def _evaluation_pipeline(plan: Plan, task: Task, training: Pipeline) -> Pipeline | None:
+    """Return all held-out examples of a task, once, in batches like those of the training."""
+    size = plan.calls["evaluation"].arguments.get("batch_size")
+    if task.evaluation_source is None:
+        if size is not None:
+            raise plan.config.error(
+                "evaluation.batch_size", f"{plan.top['task']} has no evaluation_source to batch"
+            )
         return None
-    evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=task.evaluate)
+    try:
+        return Pipeline(
+            task.evaluation_source,
+            batch_size=training.batch_size if size is None else size,
+            shuffle=False,
+            epochs=1,
+            last="pad",
+            pad=task.input.get("pad"),
+            threads=training.threads,
+            shard_index=training.shard_index,
+            shard_count=training.shard_count,
+        )
+    except (TypeError, ValueError) as error:
+        raise plan.config.error("evaluation.batch_size", str(error)) from None
+
+
+def _measuring(
+    task: Task, pipeline: Pipeline, mesh: Mesh, precision: Precision | None
+) -> Callable[..., Mapping[str, Any]]:
+    """Return the function of an Evaluator that measures a task on its held-out examples."""
+    assert task.predict is not None  # a Task with an evaluation_source has it
+    predict = task.predict if precision is None else precision.apply(task.predict)
+
+    def measure(params: Tree, model_state: Tree | None = None) -> Mapping[str, Any]:
+        return evaluate(predict, params, pipeline, task.metrics, model_state=model_state, mesh=mesh)
+
+    return measure
+
+
+def _evaluator(
+    plan: Plan, task: Task, pipeline: Pipeline | None, mesh: Mesh, precision: Precision | None
+) -> Evaluator | None:
+    function = task.evaluate if pipeline is None else _measuring(task, pipeline, mesh, precision)
+    if function is None:
+        return None
+    evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=function)
     if evaluator.use_averages and "averages" not in plan.calls["step"].arguments:
         raise ConfigError(
             f"{plan.config.path}: evaluation.use_averages needs step.averages, "

@@ -65,6 +65,10 @@ def _step_extra(
     """Keys of `step` for the builder: how steps are called, which parameters are averaged."""
 
 
+def _evaluation_extra(batch_size: int | None = None) -> None:
+    """Keys of `evaluation` for the builder: examples of a batch, those of `data` by default."""
+
+
 # Arguments of the pipeline that a task may set, because TOML cannot express them.
 TASK_INPUT = frozenset({"buckets", "pad", "transform"})
 _STEP = frozenset({"loss_fn", "optimizer", "learning_rate", "replicas", "precision"})
@@ -89,7 +93,7 @@ SECTIONS = {
     ),
     "summary": Section(SummarySaver, frozenset({"directory"})),
     "log": Section(Logging, frozenset({"write"})),
-    "evaluation": Section(Evaluator, frozenset({"evaluate"})),
+    "evaluation": Section(Evaluator, frozenset({"evaluate"}), extra=_evaluation_extra),
 }
 NAMED = ("model", "optimizer")  # tables whose function the config chooses
 HOOKS = "hooks"  # an array of tables, [[hooks]], each of which names one

@@ -9,7 +9,7 @@ import numpy as np
 from ftrain.data.order import Ordering, permute
 from ftrain.data.source import Batch, Source
 
-Last = Literal["drop", "keep"]
+Last = Literal["drop", "keep", "pad"]
 
 
 class Batching(Protocol):
@@ -17,6 +17,11 @@ class Batching(Protocol):
 
     steps: int | None  # the number of batches; None if they never end
     is_uniform: bool  # all batches have the same size and padding
+    dropped: int  # the number of examples at the end that fill no batch and are in none
+
+    def full_size(self, step: int) -> int:
+        """Return the size of a step's batch if it is full."""
+        ...
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -52,6 +57,11 @@ class Consecutive:
         self._ordering = Ordering(source, seed, shuffle, size)
         self.steps = None if self._total is None else _count_batches(self._total, size, last)
         self.is_uniform = self.steps is None or self._total == self.steps * size or last == "drop"
+        self.dropped = 0 if self._total is None or last != "drop" else self._total % size
+
+    def full_size(self, step: int) -> int:
+        """Return the size of a full batch."""
+        return self._size
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -154,6 +164,11 @@ class Bucketed:
         self._last: Last = last
         self._unfilled = unfilled if last == "keep" else []
         self.steps = None if epochs is None else self._batches_before(epochs) + len(self._unfilled)
+        self.dropped = 0 if last == "keep" else sum(map(self._remainder, range(len(self._bounds))))
+
+    def full_size(self, step: int) -> int:
+        """Return the batch size of the step's bucket."""
+        return self._sizes[self._place(step)[0]]
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""

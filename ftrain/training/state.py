@@ -118,11 +118,11 @@ def place(
         return state
     if sharding is None:
         everywhere = NamedSharding(mesh, PartitionSpec())
-        return jax.tree.map(lambda leaf: _put(leaf, everywhere), state)
-    return jax.tree.map(_put, state, sharding.shardings(state, mesh))
+        return jax.tree.map(lambda leaf: put_leaf(leaf, everywhere), state)
+    return jax.tree.map(put_leaf, state, sharding.shardings(state, mesh))
 
 
-def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
+def put_leaf(leaf: jax.Array, where: NamedSharding) -> jax.Array:
     """Put a leaf on devices; JAX puts the data of a random key, but no key, on other processes."""
     try:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or where.is_fully_addressable:
