@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ftrain.cli.arguments import StepOption, parse_step
 from ftrain.paths import local_path
 
 
@@ -12,9 +13,7 @@ def evaluate(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/digits.")
     ],
-    step: Annotated[
-        int | None, typer.Option(help="The checkpoint to evaluate; the newest if not given.")
-    ] = None,
+    step: StepOption = None,
     follow: Annotated[
         bool,
         typer.Option(
@@ -46,7 +45,8 @@ def evaluate(
         raise ConfigError(f"{run}: the task {job.plan.top['task']} has no evaluation")
     like = job.initial_state()
     if not follow:
-        state = job.saver.manager.restore(like=like, step=step)
+        chosen = job.saver.result if step is None else parse_step(step)
+        state = job.saver.manager.restore(like=like, step=chosen)
         typer.echo(f"step {int(state.step)}: {format_values(job.evaluator.measure(state))}")
         return
     evaluated = evaluate_checkpoints(

@@ -44,11 +44,13 @@ class NpzFile:
         except PathError as error:
             raise NpzError(f"{error}") from None
         self._members: dict[str, _Member] = {}
-        with _reporting(f"{self._path} is not an .npz file, or damaged", self._path):
-            with zipfile.ZipFile(self._path) as archive:
-                size = os.path.getsize(self._path)
-                for info in archive.infolist():
-                    self._add(archive, info, size)
+        with (
+            _reporting(f"{self._path} is not an .npz file, or damaged", self._path),
+            zipfile.ZipFile(self._path) as archive,
+        ):
+            size = os.path.getsize(self._path)
+            for info in archive.infolist():
+                self._add(archive, info, size)
         self._members = dict(sorted(self._members.items()))
         self.variables = MappingProxyType(
             {
@@ -82,10 +84,8 @@ class NpzFile:
             if len(data) != header.bytes or file.read(1):
                 raise ValueError(f"its shape needs {header.bytes} bytes, but it has others")
         flat = np.frombuffer(data, header.dtype) if data else np.empty(0, header.dtype)
-        if header.is_fortran:
-            array = flat.reshape(header.shape[::-1]).T
-        else:
-            array = flat.reshape(header.shape)
+        shape = header.shape
+        array = flat.reshape(shape[::-1]).T if header.is_fortran else flat.reshape(shape)
         return array.astype(header.dtype.newbyteorder("="), order="C")
 
     def _add(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> None:

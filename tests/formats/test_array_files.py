@@ -203,7 +203,7 @@ def test_archives_that_cannot_be_true_are_one_error(tmp_path):
     np.savez(path, a=filled((4,), "float32"))
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
-    with pytest.raises(NpzError, match="is not an .npz file, or damaged"):
+    with pytest.raises(NpzError, match=r"is not an .npz file, or damaged"):
         NpzFile(path)
     at = whole.index(filled((4,), "float32").tobytes())
     path.write_bytes(whole[: at + 5] + b"\xff" + whole[at + 6 :])
