@@ -1,5 +1,6 @@
 """A run: the loop with a directory and the default hooks."""
 
+import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.checkpoints import hold
+from ftrain.checkpoints import WarmStart, hold
+from ftrain.checkpoints.hand_over import RECORD, as_warm_start
 from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.cluster import ProcessGroup
 from ftrain.data import Pipeline
@@ -35,6 +37,7 @@ from ftrain.storage import exists
 from ftrain.training import (
     Hook,
     Loop,
+    Scaffold,
     TrainState,
     Trigger,
     every,
@@ -240,6 +243,7 @@ def train(
     merge_rows: bool = True,
     learning_rate: LearningRate | None = None,
     model_state: Tree | None = None,
+    warm_start: WarmStart | str | Path | None = None,
     accept_changes: bool = False,
     overwrite: bool = False,
     **options: Unpack[LoopOptions],
@@ -254,7 +258,8 @@ def train(
     KeyboardInterrupt. Without one, Ctrl-C loses the state: to keep it, use `Run`, whose `state` stays.
 
     A directory that has a run with another loss, optimizer, data or seed is refused with
-    RunMismatchError; `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
+    RunMismatchError. A run that has no checkpoint to resume from takes the parameters and the model
+    state of the checkpoint `warm_start`, if one is given; see `WarmStart`. `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
     patterns for the parameters to average, all of them by default. `clip_global_norm`,
     `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate` are those of
     `make_step`; `options` are those of `Loop`, see `LoopOptions`.
@@ -263,12 +268,20 @@ def train(
     check_arrays("params", params)
     create = functools.partial(
         TrainState.create,
-        params,
-        optimizer,
+        optimizer=optimizer,
         seed=seed,
-        model_state=model_state,
         averages=(averages_of or True) if averages else False,
     )
+    settings: dict[str, Any] = {"seed": seed} if isinstance(seed, int) else {}
+    if warm_start is not None:
+        chosen = as_warm_start(warm_start)
+        settings["warm_start"] = chosen.summary()
+
+        def renew(state: TrainState) -> TrainState:
+            return create(state.params, model_state=state.model_state)
+
+        home = None if directory is None else local_path(directory)
+        options["scaffold"] = with_warm_start(options, chosen, renew, home)
     run = Run(
         make_step(
             loss_fn,
@@ -281,7 +294,7 @@ def train(
             learning_rate=learning_rate,
             replicas=axis_of(options.get("parallel", "jit")),
         ),
-        Initial(create, settings={"seed": seed} if isinstance(seed, int) else {}),
+        Initial(functools.partial(create, params, model_state=model_state), settings=settings),
         data,
         steps=steps,
         hooks=hooks,
@@ -297,6 +310,29 @@ def train(
         saved = "saved: the same call resumes" if run.saves else "not saved: give a directory"
         raise KeyboardInterrupt(f"stopped after step {run.steps_taken}, {saved}")
     return run.state
+
+
+def with_warm_start(
+    options: LoopOptions,
+    warm_start: WarmStart,
+    renew: Callable[[TrainState], TrainState],
+    directory: Path | None,
+) -> Scaffold:
+    """The scaffold of these options, which starts a new run from a checkpoint.
+
+    `renew` makes the state again from one with new parameters. An `init_fn` of the scaffold is
+    called after it.
+    """
+    scaffold = options.get("scaffold") or Scaffold()
+    group = options.get("group")
+    is_chief = group is None or group.is_chief
+    record = directory / RECORD if directory is not None and is_chief else None
+
+    def start(state: TrainState) -> TrainState:
+        started = warm_start.start(state, renew, record)
+        return started if scaffold.init_fn is None else scaffold.init_fn(started)
+
+    return dataclasses.replace(scaffold, init_fn=start)
 
 
 def _complete(

@@ -12,11 +12,13 @@ from ftrain.cli.output import print_table, show_bytes
 from ftrain.cli.runs import on_one_device
 
 if TYPE_CHECKING:
+    from ftrain.checkpoints import HandOver, WarmStart
     from ftrain.cluster.sharding import Sharding
     from ftrain.config import Plan
     from ftrain.training import TrainState
 
 _MAX_NOTICES = 3  # shown without --leaves
+_MAX_TAKEN = 20  # leaves of a warm start, likewise
 
 
 def check(
@@ -55,6 +57,10 @@ def check(
     specs, notices = _lay_out(planned, job.sharding, state, axes)
     differences = compare(job.directory, planned.resolved())
     batch = named_leaves(job.pipeline.batch(0))
+    has_checkpoint = not job.saver.manager.is_empty()
+    start = None
+    if job.warm_start is not None and not has_checkpoint:
+        start = job.warm_start.plan(state)
     leaf_count = len(jax.tree.leaves(state.params))
     parameter_size = show_bytes(count_bytes(state.params))
 
@@ -73,7 +79,12 @@ def check(
             "examples a device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
         }
+        | _warm_start_fact(job.warm_start, start)
     )
+    if start is not None:
+        print()
+        _print_hand_over(start, None if leaves else _MAX_TAKEN)
+        print()
     if leaves or devices is not None:
         print()
         _print_layout(state, specs, axes)
@@ -86,6 +97,33 @@ def check(
         )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
+
+
+def _warm_start_fact(asked: "WarmStart | None", start: "HandOver | None") -> dict[str, str]:
+    if asked is None:
+        return {}
+    resumed = f"not taken again from {asked.checkpoint}: the run has a checkpoint of its own"
+    return {"warm start": resumed if start is None else f"{start}"}
+
+
+def _print_hand_over(start: "HandOver", limit: int | None) -> None:
+    """Print where leaves come from, first those of the model that keep their initial values."""
+    from rich.table import Table
+
+    table = Table(box=None)
+    table.add_column("leaf", overflow="fold")
+    table.add_column("from", overflow="fold")
+    kept = [name for name in start.kept if name.startswith(("params/", "model_state/"))]
+    rows = [(name, "kept: its initial value") for name in kept]
+    rows += [
+        (name, f"{source} ({start.counts[name]})" if name in start.counts else source)
+        for name, source in start.sources.items()
+    ]
+    for row in rows[:limit]:
+        table.add_row(*row)
+    print_table(table)
+    if limit is not None and len(rows) > limit:
+        print(f"and {len(rows) - limit} more; --leaves shows them")
 
 
 def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:

@@ -27,7 +27,8 @@ NAME = "run.json"
 CONFIG = "config.toml"  # in a directory that has one, the command line compares configs instead
 _LIBRARIES = ("ftrain", "jax", "optax", "flax", "equinox", "dm-haiku")
 _OF_A_RUN = re.compile(  # the names of files that a run writes
-    r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|data\.json|run(\.\d+)?\.json|"
+    r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|data\.json|"
+    r"run(\.\d+)?\.json|warm_start\.json|"
     r"run\.lock(\.takeover)?|config(\.\d+)?\.toml|faults_\d+\.txt"
 )
 

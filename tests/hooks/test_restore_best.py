@@ -79,7 +79,7 @@ def test_an_interrupted_run_keeps_its_last_state(tmp_path):
 
 
 def test_it_needs_to_know_what_is_best(tmp_path):
-    with pytest.raises(ValueError, match="restore_best needs keep_best.*'eval/accuracy'"):
+    with pytest.raises(ValueError, match=r"restore_best needs keep_best.*'eval/accuracy'"):
         CheckpointSaver(tmp_path, restore_best=True)
 
 
