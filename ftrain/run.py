@@ -257,9 +257,11 @@ def train(
     interrupted run resumes from its newest checkpoint; Ctrl-C saves one before it raises
     KeyboardInterrupt. Without one, Ctrl-C loses the state: to keep it, use `Run`, whose `state` stays.
 
+    A run that has no checkpoint to resume from takes the parameters and the model state of the
+    checkpoint `warm_start`, if that is given; see `WarmStart`.
+
     A directory that has a run with another loss, optimizer, data or seed is refused with
-    RunMismatchError. A run that has no checkpoint to resume from takes the parameters and the model
-    state of the checkpoint `warm_start`, if one is given; see `WarmStart`. `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
+    RunMismatchError; `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
     patterns for the parameters to average, all of them by default. `clip_global_norm`,
     `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate` are those of
     `make_step`; `options` are those of `Loop`, see `LoopOptions`.

@@ -242,10 +242,8 @@ class _Finder:
 
     def _source_of(self, name: str) -> str | None:
         """Return the name in the checkpoint of a leaf of the state."""
-        found = next(
-            (self._saved[each] for each in self._names_of(name) if each in self._saved), None
-        )
-        return found
+        names = self._names_of(name)
+        return next((self._saved[each] for each in names if each in self._saved), None)
 
     def _names_of(self, name: str) -> Iterable[str]:
         """Yield the names under which a leaf is looked for, the best first."""
