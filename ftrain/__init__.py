@@ -63,7 +63,11 @@ _NAMES = {
     "make_step": "ftrain.training",
     "train": "ftrain.run",
 }
-__all__ = ["__version__", *_ROOMS, *_NAMES]  # pyright: ignore[reportUnsupportedDunderAll] - they resolve lazily
+__all__ = [
+    "__version__",
+    *_ROOMS,  # pyright: ignore[reportUnsupportedDunderAll] - resolved lazily
+    *_NAMES,
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -59,7 +59,7 @@ LOGS = "logs"  # the directory for the logs of processes other than the first
 
 
 class Run(Loop):
-    """A loop that stops at NaN, measures, logs and, in a directory, saves, resumes, writes summaries.
+    """A loop that measures, logs and stops at NaN; with a directory it saves and writes summaries.
 
         with ftrain.Run(step, state, data, steps=1000, directory="runs/mine") as run:
             while not run.should_stop():
@@ -70,7 +70,7 @@ class Run(Loop):
 
     `hooks` are added to the default ones; a hook of the class of a default one replaces it, for
     example `CheckpointSaver("runs/mine/checkpoints", when=every(steps=50))`. A new run in the same
-    directory resumes from the newest checkpoint. If that was trained with another step or other data,
+    directory resumes from the newest checkpoint. If it was trained with another step or other data,
     RunMismatchError lists the differences before a step is taken; more `steps` are allowed.
 
     After KeyboardInterrupt (Ctrl-C, or a notebook's stop button) the state after the newest step is
@@ -195,7 +195,7 @@ class _DirectoryRecord(Recorder):
             )
 
     def write(self, state: TrainState, piece: Piece, notice: Callable[[str], None]) -> None:
-        """Write what the run is, now that its first batch is known; failing to do so is no error."""
+        """Write what the run is, now that its first batch is known; a failure is no error."""
         self._is_written = True
         batch = jax.tree.map(_shape, piece.batch)
         if piece.count > 1:
@@ -253,9 +253,9 @@ def train(
     With a `model_state`, such as the statistics of batch normalisation, the loss function is called
     as `loss_fn(params, batch, rng, model_state)` and returns `(loss, metrics, model_state)`.
 
-    Ends after `steps` steps, at the end of the data, or when a hook stops it. With a `directory`, an
+    Ends after `steps` steps, at the end of the data, or if a hook stops it. With a `directory`, an
     interrupted run resumes from its newest checkpoint; Ctrl-C saves one before it raises
-    KeyboardInterrupt. Without one, Ctrl-C loses the state: to keep it, use `Run`, whose `state` stays.
+    KeyboardInterrupt. Without one, Ctrl-C loses the state; `Run` keeps it as its `state`.
 
     A run that has no checkpoint to resume from takes the parameters and the model state of the
     checkpoint `warm_start`, if that is given; see `WarmStart`.
@@ -309,7 +309,7 @@ def train(
         while not run.should_stop():
             run.advance()
     if run.interrupted:
-        saved = "saved: the same call resumes" if run.saves else "not saved: give a directory"
+        saved = "saved: the same call resumes" if run.saves else "not saved: pass a directory"
         raise KeyboardInterrupt(f"stopped after step {run.steps_taken}, {saved}")
     return run.state
 
@@ -340,7 +340,7 @@ def with_warm_start(
 def _complete(
     hooks: Sequence[Hook], steps: int | None, directory: Path | None, data: Any, *, writes: bool
 ) -> list[Hook]:
-    """The hooks given, and the default ones.
+    """Return the given hooks and the default ones.
 
     A process that waits for the checkpoints of another does not write to the directory of that one.
     """
@@ -366,7 +366,7 @@ def _complete(
 
 
 def _written_when(hooks: Sequence[Hook]) -> Trigger:
-    """When metrics are written: speed is measured at the same steps, to be in the same lines."""
+    """Return when metrics are written: speed is measured then, to be in the same lines."""
     chosen = [
         hook.when for kind in (Logging, SummarySaver) for hook in hooks if isinstance(hook, kind)
     ]

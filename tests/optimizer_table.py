@@ -1,4 +1,4 @@
-"""Every optimizer under a name, as a function of its learning rate and of how its slots are kept."""
+"""Every optimizer by name, as a function of its learning rate and of how its slots are stored."""
 
 from ftrain import optimizers
 

@@ -1,6 +1,7 @@
 """Starting processes with default signal handling, whatever this test run was started with.
 
-Under `nohup` a test run ignores SIGHUP, and in the background of a script SIGINT; its children would inherit that.
+Under `nohup` a test run ignores SIGHUP, and in the background of a script SIGINT. Its children
+would inherit that.
 """
 
 import signal
@@ -14,7 +15,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def default_signals(numbers: Sequence[signal.Signals] = HANDLED) -> Iterator[None]:
-    """While this is entered, none of these signals is ignored, here or in a process that is started."""
+    """While this is entered, no signal of `numbers` is ignored, here or in a child process."""
     before = {number: signal.getsignal(number) for number in numbers}
     ignored = [number for number, handler in before.items() if handler is signal.SIG_IGN]
     try:

@@ -5,7 +5,8 @@ from ftrain.averages import ZeroDebiased, update_averages
 
 
 def test_averages_follow_the_formula_with_a_smaller_decay_at_first():
-    mean, ours = np.array([0.0, 1.0]), {"w": jnp.array([0.0, 1.0])}
+    mean = np.array([0.0, 1.0])
+    ours = {"w": jnp.array([0.0, 1.0])}
     for n in range(30):
         new = np.array([n, -n], np.float64)
         decay = min(0.8, (1 + n) / (10 + n))

@@ -13,7 +13,7 @@ CASES = cases("moving_averages")
 
 
 def sequence(case):
-    """The averages after each update. Those of variables start from their value, those of tensors from zero."""
+    """Averages after each update; those of variables start at their value, of tensors at zero."""
     dtype, decay = case["dtype"], case["decay"]
     start = jnp.asarray(array(case["average_initial"], dtype))
     debiased = ZeroDebiased.create(start)

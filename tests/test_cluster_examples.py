@@ -1,4 +1,4 @@
-"""The examples for launchers of clusters: what they give to each process, and what they do when one ends."""
+"""The examples for cluster launchers: what each process gets, and what happens when one ends."""
 
 import os
 import re
@@ -26,7 +26,8 @@ POD = JOB["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 LIMIT = 120.0  # seconds; a test that needs them has failed
 
-# A stand-in for srun: it starts the tasks of the step on this machine, and answers with the worst of their codes.
+# A stand-in for srun: it starts the tasks of the step on this machine and exits with the highest
+# of their codes.
 TASKS_HERE = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 for ((task = 0; task < SLURM_NTASKS; task++)); do
@@ -39,7 +40,7 @@ rm tasks; exit $worst
 SCANCEL = """#!/bin/bash
 [[ "$*" == "--signal=TERM $SLURM_JOB_ID" ]] && kill -TERM $(<tasks)
 """
-# A stand-in for ftrain that is ready once it can be told to stop, and then leaves a directory.
+# A stand-in for ftrain: ready once it can handle a stop, upon which it creates a directory.
 SAVES = """#!{python}
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -55,7 +56,7 @@ def slurm_option(name: str) -> str:
 
 
 def slurm_steps(nodes: int, tasks: int) -> list[dict[str, str]]:
-    """What SLURM gives to each task of a step on nodes with so many tasks each."""
+    """Return the variables that SLURM sets for each task, given the tasks on each node."""
     layout = f"{tasks}(x{nodes})" if nodes > 1 else f"{tasks}"
     step = {
         "SLURM_JOB_ID": "4711",
@@ -68,7 +69,7 @@ def slurm_steps(nodes: int, tasks: int) -> list[dict[str, str]]:
 
 
 def pod_environment(index: int, namespace: str = "research") -> dict[str, str]:
-    """What Kubernetes gives to a container, with $(NAME) expanded as it does that."""
+    """Return the variables of a container, with $(NAME) expanded as Kubernetes does."""
     environ = {"JOB_COMPLETION_INDEX": f"{index}"}
     for variable in CONTAINER["env"]:
         if "valueFrom" in variable:
@@ -82,7 +83,7 @@ def pod_environment(index: int, namespace: str = "research") -> dict[str, str]:
 
 
 def check_group(members: list[Membership | None], coordinator: str) -> None:
-    """All are there, each has a number of its own, and they agree on the rest."""
+    """Assert that each process has its own index, and that all agree on the rest."""
     there = [member for member in members if member is not None]
     assert [member.process_id for member in there] == list(range(len(members)))
     assert {member.process_count for member in there} == {len(members)}
@@ -118,7 +119,8 @@ def test_the_pods_are_one_group():
 
 
 def test_the_first_pod_has_the_name_that_all_connect_to():
-    name, domain = JOB["metadata"]["name"], POD["subdomain"]
+    name = JOB["metadata"]["name"]
+    domain = POD["subdomain"]
     assert pod_environment(0)["FTRAIN_CHIEF"].startswith(f"{name}-0.{domain}.")
     assert SERVICE["metadata"]["name"] == domain
     assert SERVICE["spec"]["clusterIP"] == "None"
@@ -193,7 +195,7 @@ def test_a_launcher_opens_with_its_command_time_and_result(path):
 
 
 class Pod:
-    """The container's program, with a stand-in for ftrain, as process number 1 of a pod would run it."""
+    """The container's program, with a stand-in for ftrain, as process 1 of a pod would run it."""
 
     def __init__(self, home: Path, ftrain: str):
         self.last = home / "run" / "checkpoints" / "2000"
@@ -203,7 +205,8 @@ class Pod:
             "RUN": f"{home / 'run'}",
             "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
         }
-        self.command, self.environ = [*CONTAINER["command"], *CONTAINER["args"]], environ
+        self.command = [*CONTAINER["command"], *CONTAINER["args"]]
+        self.environ = environ
 
     def start(self) -> subprocess.Popen[str]:
         return start_process(self.command, env=self.environ, stdout=subprocess.PIPE, text=True)
@@ -231,9 +234,7 @@ def test_a_pod_succeeds_once_the_last_checkpoint_is_there(tmp_path):
 
 
 def test_a_pod_that_stops_early_is_not_done(tmp_path):
-    assert (
-        Pod(tmp_path, "exit 0").run() == PEER_FAILED
-    )  # another pod was told to stop, and so all did
+    assert Pod(tmp_path, "exit 0").run() == PEER_FAILED  # another pod was stopped, so all stopped
 
 
 @pytest.mark.parametrize("saves_last", [False, True])
@@ -250,7 +251,7 @@ def test_a_pod_passes_sigterm_on_and_waits_for_the_save(tmp_path, saves_last):
 
 
 def test_a_pod_does_not_take_its_own_signal_for_the_code_of_the_training(tmp_path):
-    """The shell may see at the same moment that it was told to stop and that the training has ended."""
+    """The shell may receive the signal at the same moment as the training ends."""
     ends_at_once = SAVES.partition("os.makedirs")[0] + "os._exit(0)\n"
     for number in range(20):
         pod = Pod(tmp_path / f"{number}", "")
@@ -269,7 +270,8 @@ class Slurm:
     """The batch script in a directory of its own, with stand-ins for SLURM's commands."""
 
     def __init__(self, home: Path, srun: str):
-        self.home, self.requeued = home, home / "requeued"
+        self.home = home
+        self.requeued = home / "requeued"
         commands = home / ".venv" / "bin"
         script(commands / "srun", srun)
         script(commands / "scontrol", f'#!/bin/bash\necho "$@" >> {self.requeued}\n')
@@ -299,7 +301,7 @@ class Slurm:
         return process.returncode
 
     def run_until_time_is_over(self, started: str) -> str:
-        """What is printed if the time is over once the processes have started."""
+        """Return the output if the time limit ends after the processes have started."""
         with self.start() as process:
             assert process.stdout is not None
             printed = ""

@@ -9,7 +9,7 @@ from ftrain.training import timer
 
 pytestmark = pytest.mark.reference
 CASES = references.cases("coordinator")
-# The reference's error for the end of the input is ours for the end of the data.
+# The reference's OutOfRangeError corresponds to our EndOfData.
 ERRORS = {
     "ValueError": ValueError,
     "OutOfRangeError": EndOfData,
@@ -49,7 +49,8 @@ def test_timers_fire_as_in_the_reference(case):
             timer(**options)
         return
     trigger = timer(**options)
-    fired, moment = trigger.counts_from(0), 0.0
+    fired = trigger.counts_from(0)
+    moment = 0.0
     for event in case["events"]:
         if event.get("event") == "reset":
             assert trigger.due(99, 0.0, trigger.counts_from(0))
@@ -86,7 +87,7 @@ def test_a_request_to_stop_as_in_the_reference(case):
         if event["call"] == "request_stop" and case["exc_info_tuple"] and error is not None:
             try:
                 raise error
-            except BaseException:  # noqa: BLE001
+            except BaseException:  # noqa: BLE001 - sys.exc_info() needs it
                 coordinator.request_stop(sys.exc_info())
         elif event["call"] == "request_stop":
             coordinator.request_stop(error)
@@ -133,7 +134,9 @@ def test_an_exception_after_join_is_raised_at_once():
 
 @pytest.mark.parametrize("kind", ["NoneType", "ValueError", "OutOfRangeError"])
 def test_stop_on_exception(kind):
-    case, reached, coordinator = by_note(f"stop_on_exception with {kind}"), [], Coordinator()
+    case = by_note(f"stop_on_exception with {kind}")
+    reached = []
+    coordinator = Coordinator()
     with coordinator.stop_on_exception():
         reached.append("body")
         if kind != "NoneType":
@@ -146,7 +149,8 @@ def test_stop_on_exception(kind):
 
 
 def test_waiting_for_a_stop():
-    coordinator, expected = Coordinator(), by_note("wait_for_stop(0.01)")["value"]
+    coordinator = Coordinator()
+    expected = by_note("wait_for_stop(0.01)")["value"]
     assert coordinator.wait_for_stop(0.01) is expected["before"]
     coordinator.request_stop()
     assert coordinator.wait_for_stop(0.01) is expected["after"]
@@ -154,7 +158,8 @@ def test_waiting_for_a_stop():
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_thread_that_outlives_the_grace_period_is_named(ignored):
-    coordinator, release = Coordinator(), threading.Event()
+    coordinator = Coordinator()
+    release = threading.Event()
     thread = threading.Thread(target=release.wait, name="stubborn", daemon=True)
     thread.start()
     coordinator.request_stop()
@@ -171,7 +176,8 @@ def test_a_thread_that_outlives_the_grace_period_is_named(ignored):
 
 
 def test_when_one_thread_fails_the_others_stop():
-    coordinator, trace = Coordinator(), []
+    coordinator = Coordinator()
+    trace = []
     case = by_note("one of two threads fails")["value"]
 
     def fail():
@@ -190,7 +196,9 @@ def test_when_one_thread_fails_the_others_stop():
 
 
 def test_join_waits_for_threads_that_were_registered():
-    coordinator, done, release = Coordinator(), [], threading.Event()
+    coordinator = Coordinator()
+    done = []
+    release = threading.Event()
 
     def work():
         release.wait(30)
@@ -226,14 +234,16 @@ class Recording(LooperThread):
 
 @pytest.mark.parametrize("interval", [None, 0.001])
 def test_a_looper_runs_until_its_coordinator_stops(interval):
-    coordinator, calls = Coordinator(), []
+    coordinator = Coordinator()
+    calls = []
     Recording(coordinator, interval, calls).start()
     coordinator.join()
     assert calls == by_note("run_loop requests a stop at its third call")["value"]
 
 
 def test_a_looper_that_raises_stops_its_coordinator():
-    coordinator, calls = Coordinator(), []
+    coordinator = Coordinator()
+    calls = []
     Recording(coordinator, None, calls, fail=True).start()
     case = by_note("run_loop raises")["value"]
     assert outcome(coordinator.join) == expected_outcome(case["join"])
@@ -241,7 +251,8 @@ def test_a_looper_that_raises_stops_its_coordinator():
 
 
 def test_a_looper_may_be_given_a_function():
-    coordinator, calls = Coordinator(), []
+    coordinator = Coordinator()
+    calls = []
 
     def work(word, count):
         calls.append(word)

@@ -1,4 +1,4 @@
-"""The table from names of the reference to ours: every right-hand side is there."""
+"""The table from names of the reference to ours: every counterpart exists."""
 
 import inspect
 

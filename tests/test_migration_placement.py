@@ -1,4 +1,4 @@
-"""Placements of operations: what wins, what a strategy is asked, and what is refused."""
+"""Placements of operations: precedence, calls of a strategy, and errors."""
 
 import ml_dtypes
 import numpy as np
@@ -160,11 +160,14 @@ def test_devices_that_are_none(device, message):
 
 def test_arguments_that_are_refused():
     with pytest.raises(
-        ValueError, match=r"ps_tasks is -1; expected the number of parameter servers"
+        ValueError, match=r"ps_tasks must be the number of parameter servers, or 0 for none, got -1"
     ):
         replica_device_setter(ps_tasks=-1)
     with pytest.raises(TypeError, match=r"ps_strategy must be callable"):
-        replica_device_setter(ps_tasks=1, ps_strategy=0)  # pyright: ignore[reportArgumentType]
+        replica_device_setter(
+            ps_tasks=1,
+            ps_strategy=0,  # pyright: ignore[reportArgumentType] - the case
+        )
     with pytest.raises(TypeError, match=r"`cluster` must be a dictionary"):
         replica_device_setter(cluster=["ps"])
 
@@ -179,7 +182,7 @@ def test_sizes_in_bytes():
     assert Operation(shape=(10**12,)).nbytes == 4 * 10**12
     for shape in ((None, 3), (-1,), (2.5,)):
         with pytest.raises(ValueError, match=r"the shape .* of a VarHandleOp is not known"):
-            _ = Operation(shape=shape).nbytes  # pyright: ignore[reportArgumentType]
+            _ = Operation(shape=shape).nbytes  # pyright: ignore[reportArgumentType] - the case
 
 
 @given(operations, st.integers(1, 6))

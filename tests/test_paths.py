@@ -46,7 +46,7 @@ DIRECTORIES = {  # as written, and where that is
     "../x": "x",
     "a/../../x": "x",
     "../link/x": "far/away/x",
-    "../link/../x": "far/x",  # of a link, the parent is that of its target
+    "../link/../x": "far/x",  # the parent of a link is that of its target
     "~/x": "home/x",
     "x/": "work/x",
     "./x//y/.": "work/x/y",

@@ -28,7 +28,8 @@ class Calls:
     """`train` in one directory, with a way to change single arguments; `lines` is what it logs."""
 
     def __init__(self, directory):
-        self.directory, self.lines = directory, []
+        self.directory = directory
+        self.lines = []
 
     def __call__(self, *, data=None, loss=loss_fn, **changes):
         data = data or Pipeline(ArraySource(make_arrays()), batch_size=8, seed=3)
@@ -220,8 +221,13 @@ def test_a_run_of_a_step_is_compared_too(pipeline, tmp_path):
 
     run(ftrain.make_step(loss_fn, ADAM(1e-3)), steps=2)
     run(ftrain.make_step(loss_fn, ADAM(1e-3)), steps=3)
-    with pytest.raises(RunMismatchError, match="the step differs"):
-        run(ftrain.make_step(loss_fn, ADAM(2e-3)), steps=4)
+    other = ftrain.make_step(loss_fn, ADAM(2e-3))
+    with pytest.raises(RunMismatchError, match="the optimizer differs"):
+        run(other, steps=4)
+    with pytest.raises(RunMismatchError, match="the step differs"):  # a function of one's own
+        run(lambda state, batch: other(state, batch), steps=4)
+    with pytest.raises(RunMismatchError, match=r"clip_global_norm was None, now 1\.0"):
+        run(ftrain.make_step(loss_fn, ADAM(1e-3), clip_global_norm=1.0), steps=4)
 
 
 def test_data_that_are_no_pipeline_are_compared_by_what_the_step_computes(train, pipeline):

@@ -93,19 +93,19 @@ NAN = float("nan")
         (lambda: schedules.cosine_decay_restarts(0.1, 10, t_mul=0.0), "t_mul must be > 0, got 0.0"),
         (
             lambda: schedules.piecewise_constant([1, 2], [0.1]),
-            "values must be one more than boundaries, got 1 and 2",
+            "values must have one more entry than boundaries, got 1 and 2",
         ),
         (
             lambda: schedules.piecewise_constant([3, 2], [1, 2, 3]),
-            r"boundaries must increase, got \[3, 2\]",
+            r"boundaries must be in ascending order, got \[3, 2\]",
         ),
         (
             lambda: schedules.join([0.1, 0.2], [2, 1]),
-            "schedules must be one more than boundaries, got 2 and 2",
+            "schedules must have one more entry than boundaries, got 2 and 2",
         ),
         (
             lambda: schedules.join([0.1, 0.2, 0.3], [2, 1]),
-            r"boundaries must increase, got \[2, 1\]",
+            r"boundaries must be in ascending order, got \[2, 1\]",
         ),
         (lambda: schedules.warmup_stable_decay(0.1, 1, -1, 1), "stable_steps must be >= 0, got -1"),
         (lambda: schedules.cosine_decay(NAN, 9), "learning_rate must be a finite number, got nan"),

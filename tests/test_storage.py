@@ -16,7 +16,7 @@ from ftrain.storage import (
 
 
 def failing(count, code=errno.ESTALE):
-    """A function that fails so often, and then returns how often it was called."""
+    """A function that fails `count` times, and then returns the number of its calls."""
     calls = []
 
     def action():
@@ -73,7 +73,7 @@ def test_an_error_that_tensorstore_wraps_is_found(tmp_path):
     assert caught.value.errno == errno.EMFILE
     raise_if_transient(
         ValueError(f"os_error_code='{errno.ENOENT}'"), tmp_path
-    )  # which is an answer
+    )  # a definite result, not an error
 
 
 def test_only_what_is_missing_is_missing(tmp_path, monkeypatch):
@@ -102,7 +102,8 @@ def test_a_pattern_does_not_lose_files_to_a_directory_that_cannot_be_listed(tmp_
         == len(match_files(tmp_path / "**" / "*.txt"))
         == 2
     )
-    listdir, scandir = os.listdir, os.scandir
+    listdir = os.listdir
+    scandir = os.scandir
 
     def stale_at_b(real):
         def listing(path="."):

@@ -25,7 +25,10 @@ class DamagedError(CheckpointError):
 
 
 class LeafMismatchError(CheckpointError):
-    """A checkpoint has leaves that differ from the expected ones; `differences` has one phrase for each leaf."""
+    """The leaves of a checkpoint are not the expected ones.
+
+    `differences` has one phrase for each leaf that differs.
+    """
 
     def __init__(self, path: Path | str, differences: Sequence[str], way_out: str = ""):
         self.path = path

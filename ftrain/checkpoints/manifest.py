@@ -210,12 +210,10 @@ def has_saved_values(value: np.ndarray, leaf: Leaf) -> bool:
 def crc32c_of(path: Path) -> str:
     """Return the crc32c of a file as eight hexadecimal digits."""
     value = 0
-    chunk = np.empty(_FILE_CHUNK, np.uint8)
+    chunk: Any = np.empty(_FILE_CHUNK, np.uint8)  # a buffer, which its stubs do not declare
     with open(path, "rb", buffering=0) as file:
-        # pyright does not know that an array is a buffer.
-        while count := file.readinto(chunk):  # pyright: ignore[reportArgumentType]
-            part = chunk[:count]
-            value = google_crc32c.extend(value, part)  # pyright: ignore[reportArgumentType]
+        while count := file.readinto(chunk):
+            value = google_crc32c.extend(value, chunk[:count])
     return f"{value:08x}"
 
 

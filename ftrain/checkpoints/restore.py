@@ -313,6 +313,7 @@ def _initial_values(like: Tree, names: set[str]) -> dict[str, Any]:
     for name in sorted(names):
         if isinstance(leaves[name], jax.ShapeDtypeStruct):
             raise CheckpointError(
-                f"leaf {name} is not restored from the checkpoint, and has no value to keep"
+                f"leaf {name} is not restored, and `like` has no value for it to keep; "
+                "restore it, or pass an array in `like`"
             )
     return {name: leaves[name] for name in names}

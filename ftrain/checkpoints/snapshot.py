@@ -72,8 +72,8 @@ def digest_leaves(tree: Tree) -> dict[str, str]:
 
 def digest_of(array: np.ndarray) -> str:
     """Return a 128-bit digest of an array's values, in the order of its elements."""
-    # pyright does not know that an array is a buffer.
-    return xxhash.xxh3_128_hexdigest(_as_bytes(array))  # pyright: ignore[reportArgumentType]
+    data = _as_bytes(array)
+    return xxhash.xxh3_128_hexdigest(data)  # pyright: ignore[reportArgumentType] - a buffer
 
 
 def is_finite(array: np.ndarray) -> bool:

@@ -97,12 +97,13 @@ def warm_start(
         renames = {"(.*)": r"params/\1"}
         warm_start(params, "runs/old", var_name_to_prev_var_name=renames)
 
-    vars_to_warm_start: regular expressions for the beginning of a name, as for `re.match`; each
+    Args:
+      vars_to_warm_start: regular expressions for the beginning of a name, as for `re.match`; each
         must match a leaf. None selects only the leaves that have a VocabInfo.
-    var_name_to_prev_var_name: the name of a leaf in the checkpoint, if it differs. A key that is
+      var_name_to_prev_var_name: the name of a leaf in the checkpoint, if it differs. A key that is
         not the name of a leaf is a regular expression for whole names, whose groups the value may
         use.
-    key: for the backup initializers; every leaf folds its name into it.
+      key: for the backup initializers; every leaf folds its name into it.
     """
     reader = _open(checkpoint)
     leaves = named_leaves(unpack(params))

@@ -144,7 +144,7 @@ class Writer:
         except OSError as error:
             path = step_path(directory, step)
             raise SaveError(
-                f"the metrics of {path} were not completed: {summarize_error(error)}"
+                f"the metrics of {path} were not written: {summarize_error(error)}"
             ) from error
 
     def wait(self) -> list[str]:
@@ -189,7 +189,8 @@ class Writer:
         except OSError as error:
             path = step_path(self._directory, request.step)
             return [
-                f"{path} was saved, but the catalog or an older one could not be changed: {error}"
+                f"{path} was saved, but the catalog could not be updated, "
+                f"or an older checkpoint not deleted: {error}"
             ]
         return []
 
@@ -199,7 +200,7 @@ class Writer:
         named = ", ".join(nonfinite[:3]) + (", ..." if len(nonfinite) > 3 else "")
         path = self._directory / f"{step}{SUSPECT}"
         why = "it was put aside and is not the latest (allow_nonfinite lists leaves to ignore)"
-        return [f"{path}: not finite: {named}; {why}"]
+        return [f"{path} has non-finite leaves: {named}; {why}"]
 
     def _as_save_error(self, step: int, error: Exception) -> SaveError:
         reason = (

@@ -1,4 +1,4 @@
-"""The command line: one file a command, with heavy imports inside it, so that --help is quick."""
+"""The command line: one file per command. Heavy imports are local, so that --help is quick."""
 
 import os
 import signal
@@ -86,7 +86,7 @@ def main() -> None:
         if code is None or "--traceback" in sys.argv:
             raise
         has_cause = error.__cause__ and "\n" not in str(error)
-        hint = "\nftrain --traceback ... shows where" if has_cause else ""
+        hint = "\nftrain --traceback ... shows where it was raised" if has_cause else ""
         _fail("\n".join([f"{error}{hint}", *getattr(error, "__notes__", [])]), code)
 
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Command-line arguments that several commands share."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from ftrain.storage import is_transient
 if TYPE_CHECKING:
     from ftrain.checkpoints.paths import StepName
 
-# Of commands that train, or check what would be trained.
+# For commands that train, or check a config.
 ConfigPath = Annotated[
     Path,
     typer.Argument(
@@ -26,7 +26,7 @@ Overrides = Annotated[
     ),
 ]
 
-# Of `ftrain ckpt`.
+# For `ftrain ckpt`.
 Checkpoint = Annotated[
     Path,
     typer.Argument(
@@ -56,14 +56,14 @@ StepOption = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", help="Only leaves whose whole name matches this expression."),
+    typer.Option("--include", help="Only leaves whose full name matches this regular expression."),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option("--exclude", help="No leaves whose whole name matches this expression."),
+    typer.Option("--exclude", help="No leaves whose full name matches this regular expression."),
 ]
 
-# Of `ftrain data`.
+# For `ftrain data`.
 Files = Annotated[
     list[str],
     typer.Argument(
@@ -90,7 +90,7 @@ def parse_step(step: str) -> "StepName":
     if step in ("best", "latest"):
         return step  # pyright: ignore[reportReturnType] - it does not narrow `in`
     if not step.isdecimal():
-        raise typer.BadParameter(f"a step is a whole number, best or latest, got {step!r}")
+        raise typer.BadParameter(f"a step must be a whole number, best or latest, got {step!r}")
     return int(step)
 
 
@@ -107,6 +107,6 @@ def match_record_files(files: Sequence[str]) -> list[Path]:
     for path in found:
         if path.exists() and not path.is_file():
             raise DataCommandError(
-                f"{path} is not a regular file, but a pipe or a device; save it to a file first"
+                f"{path} is a pipe or a device, expected a regular file; save it to one first"
             )
     return found

@@ -27,13 +27,16 @@ def check(
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", min=1, metavar="N", help="Lay it out on N devices, without having them."
+            "--devices",
+            min=1,
+            metavar="N",
+            help="Show the layout on N devices; they need not exist.",
         ),
     ] = None,
     leaves: Annotated[
         bool,
         typer.Option(
-            "--leaves", help="Show how each leaf of the state is split, as --devices does too."
+            "--leaves", help="Show how each leaf of the state is split; implied by --devices."
         ),
     ] = False,
 ) -> None:
@@ -76,7 +79,7 @@ def check(
                 f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in batch.items()
             ),
             "mesh": _show_axes(axes, devices or len(jax.devices())),
-            "examples a device": f"{share}",
+            "examples per device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
         }
         | _warm_start_fact(job.warm_start, start)
@@ -93,7 +96,7 @@ def check(
     if differences:
         print(
             f"{job.directory} holds another run ({'; '.join(differences)}): "
-            "choose another, run.directory=PATH"
+            "choose another run.directory=PATH"
         )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
@@ -175,7 +178,7 @@ def _print_notices(notices: list[str], limit: int) -> None:
 
 
 def _print_layout(state: "TrainState", specs: Any, axes: Mapping[str, int]) -> None:
-    """Print how each leaf is split and what it takes on a device, and a line for all of them."""
+    """Print how each leaf is split and its size on a device, and a line for all of them."""
     import jax
     from rich.table import Table
 
@@ -185,7 +188,7 @@ def _print_layout(state: "TrainState", specs: Any, axes: Mapping[str, int]) -> N
     table.add_column("leaf", overflow="fold")
     for column in ("shape", "dtype", "split over"):
         table.add_column(column)
-    table.add_column("a device", justify="right", no_wrap=True)
+    table.add_column("per device", justify="right", no_wrap=True)
     leaves = leaves_with_rule_names(state)
     parts = jax.tree.leaves(specs)
     sizes = leaf_bytes_per_device(state, specs, axes)
@@ -211,7 +214,7 @@ def _show_size(tree: Any, specs: Any, axes: Mapping[str, int]) -> str:
     from ftrain.tree import count_bytes
 
     each = bytes_per_device(tree, specs, axes)
-    return f"{show_bytes(count_bytes(tree))}, {show_bytes(each)} a device"
+    return f"{show_bytes(count_bytes(tree))}, {show_bytes(each)} per device"
 
 
 def _show_axes(axes: Mapping[str, int], devices: int) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ASIDE = re.compile(r"(\d+)\.(saving|suspect|damaged|incomplete)(.*)")
 _ASIDE_MEANING = {
     "saving": "being saved, or never finished",
-    "suspect": "put aside: not finite",
+    "suspect": "put aside: non-finite",
     "damaged": "put aside: damaged",
     "incomplete": "put aside: never finished",
 }
@@ -110,7 +110,7 @@ def _find_damage(path: Path) -> tuple[list[str], str]:
     has_checksums = is_tf_checkpoint(path) or path.suffix == ".npz"
     if not has_checksums and find_safetensors(path) is None:
         has_manifest = (path / "manifest.json").exists()
-        note = "" if has_manifest else ", as far as one can tell: no manifest"
+        note = "" if has_manifest else " (no manifest: only checked that its leaves can be read)"
         return find_damage(path), note
     damage: list[str] = []
     reader = open_reader(path)
@@ -119,14 +119,14 @@ def _find_damage(path: Path) -> tuple[list[str], str]:
             reader.read(name)
         except CheckpointError as error:
             damage.append(f"{error}")
-    return damage, "" if has_checksums else ", as far as one can tell: no checksums"
+    return damage, "" if has_checksums else " (no checksums: only checked that its leaves can be read)"
 
 
 def export(
     checkpoint: Checkpoint,
     to: Annotated[
         Literal["safetensors", "npz"] | None,
-        typer.Option(help="The format; by default as the suffix of FILE says."),
+        typer.Option(help="The format; by default from the suffix of FILE."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The file to write; by default named by the step.")
@@ -147,12 +147,14 @@ def export(
             f"{out} has neither the suffix .safetensors nor .npz; pass --to safetensors or --to npz"
         )
     if to is not None and by_name in {"safetensors", "npz"} - {to}:
-        raise typer.BadParameter(f"{out} would be {to}; the format and the suffix do not agree")
+        raise typer.BadParameter(
+            f"the suffix of {out} does not match --to {to}; change one of them"
+        )
     kind: Literal["safetensors", "npz"] = to or ("npz" if by_name == "npz" else "safetensors")
     reader = open_reader(checkpoint)
     path = out or Path(f"{reader.path.name}.{kind}")
     if path.exists():
-        raise CheckpointError(f"{path} exists already; choose another name, --out FILE")
+        raise CheckpointError(f"{path} exists already; choose another name with --out FILE")
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         bar = progress.add_task("exporting", total=len(reader.variables))

@@ -29,7 +29,7 @@ def show(
     table = Table(box=None, title=f"{reader.path}", title_justify="left")
     for column in ("leaf", "shape", "dtype"):
         table.add_column(column)
-    for column in ("size", "mean", "std", "min", "max", "zeros", "not finite"):
+    for column in ("size", "mean", "std", "min", "max", "zeros", "non-finite"):
         table.add_column(column, justify="right")
     shown: tuple[str, ...] = ()  # the scopes of the row above
     for name in track_items(names, "reading", quiet=shapes):

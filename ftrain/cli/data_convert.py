@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Compression = Literal["gzip", "zlib"]
 _PATHS = (
-    "Files or patterns, then the file to write. The suffixes give the kinds of files: .csv, .tsv, "
+    "Files or patterns, then the file to write. Suffixes determine the kinds of files: .csv, .tsv, "
     ".jsonl, .npz, or .tfrecord, which .gz or .zlib may follow."
 )
 
@@ -30,7 +30,7 @@ def convert(
     ] = None,
     compression: Annotated[
         Compression | None,
-        typer.Option(help="Compress records; by default as TARGET's suffix says."),
+        typer.Option(help="Compression of the records; by default from the suffix of TARGET."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing TARGET.")
@@ -49,13 +49,13 @@ def convert(
     source = _common_kind(sources)
     if "records" not in (kind, source):
         raise DataCommandError(
-            f"{sources[0]} is {source} and {target} is {kind}, but tables become records and "
-            "records tables; convert to .tfrecord first, and that to the other"
+            f"{sources[0]} is {source} and {target} is {kind}; one of them must be a record "
+            f"file: convert to .tfrecord first, then to {kind}"
         )
     _check_target(sources, target, sharded=shard_records is not None)
     if kind != "records" and (shard_records or compression):
         option = "--shard-records" if shard_records else "--compression"
-        raise DataCommandError(f"{option} is for record files; {target} is {kind}")
+        raise DataCommandError(f"{option} needs a record file as TARGET; {target} is {kind}")
     with interruptible():
         if kind == "records":
             with _refuse_existing(target, sharded=shard_records is not None):
@@ -81,7 +81,7 @@ def convert(
 
 def _check_directory(target: Path) -> None:
     if target.is_dir():
-        raise DataCommandError(f"{target} is a directory; give the name of a file in it")
+        raise DataCommandError(f"{target} is a directory; pass the name of a file in it")
     if target.parent.exists() and not target.parent.is_dir():
         raise DataCommandError(
             f"{target} cannot be written: {target.parent} is a file, not a directory"
@@ -110,7 +110,7 @@ def _check_target(sources: Sequence[Path], target: Path, *, sharded: bool) -> No
         is_shard = sharded and in_place and pattern.fullmatch(path.name)
         if is_shard or (target.exists() and path.samefile(target)):
             raise DataCommandError(
-                f"{path} would be read and, as {target}, be written; choose another name"
+                f"{target} would overwrite the source {path}; choose another name"
             )
 
 
@@ -123,7 +123,8 @@ def _compression(target: Path, compression: Compression | None) -> Literal["GZIP
         return by_suffix
     if by_suffix not in (None, by_option[compression]):
         raise DataCommandError(
-            f"{target} would be {by_suffix} by its suffix, and --compression says {compression}"
+            f"the suffix of {target} means {by_suffix}, but --compression is {compression}; "
+            "change one of them"
         )
     return by_option[compression]
 

@@ -90,7 +90,7 @@ def _spec_line(name: str, guess: "FeatureGuess") -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return text as a Python literal, in double quotes where that needs no other change."""
+    """Return text as a Python literal, in double quotes unless that needs escapes."""
     return f'"{text}"' if repr(text) == f"'{text}'" and '"' not in text else repr(text)
 
 

@@ -35,8 +35,8 @@ def join(
         raise ConfigError("--task needs --cluster FILE, which names the processes of the job")
     if environ.get("FTRAIN_CLUSTER") == "auto":
         raise ConfigError(
-            "FTRAIN_CLUSTER=auto: name the processes instead, "
-            "by --cluster FILE --task worker:0, or JSON"
+            "FTRAIN_CLUSTER must name the processes, got auto; "
+            "set it to JSON, or pass --cluster FILE --task worker:0"
         )
     if cluster is not None:
         environ |= {
@@ -151,7 +151,8 @@ def injected_faults(directory: Path, rank: int) -> "Faults | None":
 def _heartbeat(hang_timeout: float | None) -> float:
     """Return the heartbeat timeout of the runtime.
 
-    The runtime ends a process without a reason, so ftrain's own checks, which give one, come first.
+    The runtime ends a process without a reason. So ftrain's own checks, which report one, come
+    first.
     """
     return DEFAULT_HEARTBEAT if hang_timeout is None else 2 * hang_timeout + 10
 

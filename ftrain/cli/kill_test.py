@@ -1,4 +1,4 @@
-"""The kill test behind `ftrain verify-resume`: training that is killed at random and resumed."""
+"""The kill test of `ftrain verify-resume`: training that is killed at random and resumed."""
 
 import contextlib
 import random
@@ -62,7 +62,7 @@ class KillTest:
         self._expected: dict[int, Line] = {}
         self._victims: list[int] = []  # the next ones, last first
         self._steps = 0
-        self._read = 0  # bytes of the ledger
+        self._read = 0  # bytes of the digest log
         self.count = 0
         self.kills = 0
         self.inside = 0

@@ -58,7 +58,7 @@ def launch(
 ) -> None:
     """Train on several processes of this machine, and restart them when one fails or hangs.
 
-    Options stand before CONFIG. Ctrl-C makes the processes save and stop, a second one ends them.
+    Options come before CONFIG. Ctrl-C makes the processes save and stop, a second one ends them.
     """
     from ftrain.launching import LaunchSpec, supervise
     from ftrain.launching.child_environment import share_of_gpus
@@ -96,7 +96,7 @@ def _command(config: Path, arguments: list[str]) -> tuple[str, ...]:
     misplaced = [word for word in arguments if word.split("=")[0] in _OWN_OPTIONS]
     if misplaced:
         raise typer.BadParameter(
-            f"{misplaced[0]} is an option of launch and must stand before {config}"
+            f"{misplaced[0]} is an option of launch and must come before {config}"
         )
     if not config.is_file():
         from ftrain.config.load import config_file, read_toml

@@ -1,4 +1,4 @@
-"""What commands print: tables, numbers as they show them, and a progress bar."""
+"""What commands print: tables, numbers with units, and a progress bar."""
 
 import signal
 import sys
@@ -135,7 +135,7 @@ def interruptible() -> Iterator[None]:
     Import modules before, because an import may swallow the exception. An ignored SIGINT, as in the
     background of a script, stays ignored.
     """
-    import rich.progress  # noqa: F401 - which ReadProgress would import inside of the block
+    import rich.progress  # noqa: F401 - else ReadProgress would import it in the block
 
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield

@@ -58,4 +58,4 @@ def replay(
         values = {name: float(value) for name, value in metrics.items()}
         typer.echo(f"all values are finite: {format_values(values)}")
     for number, phrase in enumerate(found):
-        typer.echo(f"{'first' if number == 0 else 'then'} not finite: {phrase}")
+        typer.echo(f"{'first' if number == 0 else 'then'} non-finite: {phrase}")

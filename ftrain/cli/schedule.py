@@ -32,13 +32,13 @@ def schedule(
     from ftrain.config import ConfigError, build, load, plan
 
     if output.suffix.lower() != ".png":
-        raise typer.BadParameter(f"{output} should end in .png", param_hint="--output")
+        raise typer.BadParameter(f"{output} must end in .png", param_hint="--output")
     job = build(plan(load(config, overrides or [])))
     rate = job.learning_rate
     if rate is None:
         name = job.plan.resolved()["optimizer"]["name"]
         raise ConfigError(
-            f"{config}: the optimizer {name} takes no learning_rate, so there is none to draw"
+            f"{config}: cannot draw the learning rate of {name}: expected exactly one learning_rate"
         )
     steps = np.unique(np.linspace(0, job.steps - 1, _POINTS).round().astype(np.int32))
     rates = np.array([rate(step) if callable(rate) else rate for step in steps], float)

@@ -51,7 +51,7 @@ def train(
 ) -> None:
     """Train what CONFIG describes; the same command again resumes, and so does `ftrain train RUN`.
 
-    Ctrl-C saves and stops, a second one stops at once. Of a job with several processes (ftrain
+    Ctrl-C saves and stops, a second one stops at once. In a job with several processes (ftrain
     launch, SLURM, Kubernetes, TF_CONFIG), each process runs this command.
     """
     from ftrain.launching.reporter import reporter_of_this_process

@@ -59,7 +59,7 @@ def verify_resume(
     typer.echo(
         f"the same, bit for bit: {test.compared:,} steps of {test.count} runs, "
         f"{test.resumed} of them resumed from a checkpoint, after {test.kills} kills, "
-        f"{test.inside} of them inside of a save; and the final state"
+        f"{test.inside} of them during a save; and the final state"
     )
 
 
@@ -67,7 +67,7 @@ def _find_failure(test: "KillTest", kills: int) -> str | None:
     """Do both runs, and return the first difference or hang, or None."""
     started = time.monotonic()
     steps = test.run_straight()
-    typer.echo(f"straight through: {steps:,} steps in {time.monotonic() - started:.1f} s")
+    typer.echo(f"uninterrupted: {steps:,} steps in {time.monotonic() - started:.1f} s")
     typer.echo(f"{'run':>4} {'from step':>10} {'to step':>8} {'newest saved':>13}  killed")
     while True:
         trial = test.run_once(killing=test.kills < kills)
@@ -82,8 +82,8 @@ def _find_failure(test: "KillTest", kills: int) -> str | None:
         if trial.kill is None:
             if test.kills < kills or not test.resumed:
                 typer.echo(
-                    f"it ended after {test.kills} of {kills} kills, and {test.resumed} runs were "
-                    f"resumed from a checkpoint: use more steps, such as steps={steps * 4}"
+                    f"the run ended after {test.kills} of {kills} kills, and {test.resumed} runs "
+                    f"were resumed from a checkpoint: use more steps, such as steps={steps * 4}"
                 )
                 raise typer.Exit(1)
             difference = test.compare_final_states()
@@ -95,8 +95,8 @@ def _describe_kill(trial: "Trial") -> str:
     from ftrain.launching import PEER_FAILED
 
     if trial.kill is None:
-        return "no: it ended"
-    moment = "inside of a save" if trial.kill.inside else "between two saves"
+        return "no: the run ended"
+    moment = "during a save" if trial.kill.inside else "between two saves"
     if len(trial.codes) == 1:
         return moment
     others = [

@@ -39,7 +39,9 @@ def parse_address(text: str) -> Address:
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_bare_ipv6 = ":" in host and not text.startswith("[")
     if not host or is_bare_ipv6 or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"an address is host:port, such as node1:2222 or [::1]:2222, got {text!r}")
+        raise ValueError(
+            f"an address must be host:port, such as node1:2222 or [::1]:2222, got {text!r}"
+        )
     return Address(host, int(port))
 
 
@@ -92,9 +94,9 @@ def explain_bind_error(address: Address, error: OSError) -> str:
     # Python 3.13 and later raise an error without a number if no address is one of this host.
     if error.errno == errno.EADDRNOTAVAIL or not any(map(_is_own, found)):
         return (
-            f"{address.host} resolves to {', '.join(found) or 'nothing'}, which is not an address of "
-            f"this host, {socket.gethostname()}; start process 0 on the host that the cluster spec names for "
-            "it, or change the spec"
+            f"{address.host} resolves to {', '.join(found) or 'nothing'}, "
+            f"which is not an address of this host, {socket.gethostname()}; "
+            "start process 0 on the host that the cluster spec names for it, or change the spec"
         )
     return f"{error.strerror or error}; is another job running there? choose another port"
 

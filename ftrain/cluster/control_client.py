@@ -75,7 +75,7 @@ class ControlClient:
             self.send({"gather": name, "value": value, "limit": limit})
         except LimitError as error:
             raise ValueError(
-                f"the value of process {self._index} for {name!r} is {error}"
+                f"the value of process {self._index} for {name!r} cannot be sent: {error}"
             ) from None
         deadline = time.monotonic() + limit + 5  # the server enforces the limit
         with self._changed:
@@ -85,7 +85,10 @@ class ControlClient:
                         f"process 0 was lost while process {self._index} waited at: {name}"
                     )
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise ClusterError(f"no answer from process 0 for {limit:g} s at: {name}")
+                    raise ClusterError(
+                        f"process 0 did not answer process {self._index} "
+                        f"within {limit + 5:g} s at: {name}; is its host overloaded?"
+                    )
             answer = self._answers.pop(name)
         if "missing" in answer:
             refused = f"; refused: {', '.join(answer['refused'])}" if answer.get("refused") else ""
@@ -143,7 +146,7 @@ class ControlClient:
         self._socket.sendall(protocol.encode(hello))
         challenge = _receive_line(self._socket, deadline).get("challenge")
         if not isinstance(challenge, str):
-            raise ValueError("no challenge")
+            raise ValueError("the answer has no challenge")
         facts = (self._index, count, nonce, challenge)
         self._socket.sendall(protocol.encode({"proof": self._token.prove("client", *facts)}))
         answer = _receive_line(self._socket, deadline)
@@ -216,7 +219,7 @@ def _receive_line(connection: socket.socket, deadline: float) -> ControlMessage:
     line = bytearray()
     while not line.endswith(b"\n"):
         if len(line) > protocol.MAX_HANDSHAKE_LINE:
-            raise LimitError(f"a line of more than {protocol.MAX_HANDSHAKE_LINE} bytes")
+            raise LimitError(f"the line has more than {protocol.MAX_HANDSHAKE_LINE:,} bytes")
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError

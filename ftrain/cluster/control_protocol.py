@@ -39,7 +39,7 @@ def encode(message: ControlMessage, limit: int | None = None) -> bytes:
     if limit is not None:
         _check_depth(line)
         if len(line) > limit:
-            raise LimitError(f"a message of {len(line):,} bytes; at most {limit:,} can be sent")
+            raise LimitError(f"the message has {len(line):,} bytes, expected at most {limit:,}")
     return line + b"\n"
 
 
@@ -48,7 +48,7 @@ def decode(line: bytes) -> ControlMessage:
     _check_depth(line)
     message = json.loads(line)
     if not isinstance(message, dict):
-        raise ValueError("not an object")
+        raise ValueError("the message is not a JSON object")
     return message
 
 
@@ -76,4 +76,4 @@ def _check_depth(line: bytes) -> None:
     for bracket in _BRACKET.finditer(_STRING.sub(b"", line)):
         depth += 1 if bracket[0] in b"[{" else -1
         if depth > MAX_DEPTH:
-            raise LimitError(f"a message nested more than {MAX_DEPTH} deep")
+            raise LimitError(f"the message has more than {MAX_DEPTH} levels of nesting")

@@ -98,7 +98,7 @@ class ControlServer:
             if index is None:
                 self._log.refuse(peer, f"no handshake within {protocol.HANDSHAKE_SECONDS:g} s")
         except LimitError as error:
-            self._log.refuse(peer, f"it sent {error}")
+            self._log.refuse(peer, f"{error}")
         except OSError:
             pass  # the peer has disconnected
         except _INVALID as error:
@@ -315,7 +315,7 @@ class _LineReader:
                 return None
             self._rest += data
         if not 0 <= end <= limit:
-            raise LimitError(f"a line of more than {limit:,} bytes")
+            raise LimitError(f"the line has more than {limit:,} bytes")
         line = bytes(self._rest[:end])
         del self._rest[: end + 1]
         return line

@@ -349,7 +349,9 @@ def _first_of(
     for variable in variables:
         if _is_set(environ, variable):
             return environ[variable].strip(), variable
-    raise ValueError(f"{' or '.join(variables)} is not set, but related variables are; {hint}")
+    raise ValueError(
+        f"{' or '.join(variables)} is not set, but other variables of the job are; {hint}"
+    )
 
 
 def _whole(text: str, what: str) -> int:

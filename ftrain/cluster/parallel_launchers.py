@@ -1,9 +1,9 @@
 """Launchers of parallel programs, such as mpirun and torchrun, and the variables that they set.
 
-They say which process this is, of how many, and how many are on this host. None of them says
-reliably where process 0 is. So processes of one host connect at loopback, at a port derived from
-the launcher's name for the job. On several hosts FTRAIN_CHIEF must name the address; without it no
-process trains, because each would be a run of its own, in the same directory.
+The variables give the rank of this process, the number of processes, and the number on this host.
+None of them reliably gives the address of process 0. So processes of one host connect to loopback,
+at a port derived from the launcher's name for the job. On several hosts, FTRAIN_CHIEF must be the
+address; without it no process trains, because each would be a run of its own in the same directory.
 """
 
 import hashlib
@@ -96,7 +96,7 @@ def find_rank(environ: Mapping[str, str], slurm: tuple[int, int] | None = None) 
 
     `slurm` is the rank and size of this process in its SLURM step. If they are equal to the
     launcher's, SLURM decides, because `srun --mpi=pmi2` sets these variables too. If they differ,
-    mpirun has used srun to start its own daemons. ValueError says what to set.
+    mpirun has used srun to start its own daemons. ValueError names the variable to set.
     """
     for launcher in LAUNCHERS:
         index, count = (_number(environ, variable) for variable in (launcher.rank, launcher.size))
@@ -104,7 +104,7 @@ def find_rank(environ: Mapping[str, str], slurm: tuple[int, int] | None = None) 
             continue
         if index >= count:
             raise ValueError(
-                f"{launcher.rank} is {index}, but {launcher.size} is {count}; expected less"
+                f"{launcher.rank} is {index}, expected less than {launcher.size}, which is {count}"
             )
         return _place(launcher, index, count, environ)
     lone = _number(environ, "PMIX_RANK")
@@ -130,7 +130,7 @@ def _place(launcher: Launcher, index: int, count: int, environ: Mapping[str, str
     if not chief:
         raise ValueError(
             f"{launcher.name} has started this as process {index} of {count} ({launcher.size}), "
-            f"but does not say where process 0 is: set {CHIEF} to its host and a free port "
+            f"but does not give the address of process 0: set {CHIEF} to its host and a free port "
             f"({launcher.hint}), {_alone(launcher.size)}"
         )
     return Rank(launcher.name, index, count, chief, is_one_host)
@@ -138,7 +138,7 @@ def _place(launcher: Launcher, index: int, count: int, environ: Mapping[str, str
 
 def _alone(size: str) -> str:
     stray = f"; unset {size} if it was left over" if size == "WORLD_SIZE" else ""
-    return f"or set {ALONE}=1 if each process is to be a run of its own{stray}"
+    return f"or set {ALONE}=1 to make each process a run of its own{stray}"
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:

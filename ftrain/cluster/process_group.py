@@ -65,7 +65,7 @@ class ProcessGroup:
         self._ending = threading.Lock()
         self._loss = threading.Event()
         self._why = ""  # the reason of the loss
-        # The exit code after a loss. A mistake is one of all processes: a restart repeats it.
+        # The exit code after a loss: that of a user's mistake if the peer failed by one.
         self._peer_code = PEER_FAILED
 
     @property
@@ -283,7 +283,9 @@ def check_facts(facts: list[Mapping[str, Any]]) -> None:
             if here != there:
                 differences.append(f"{key} is {here!r} at process {index}, {there!r} at process 0")
     if differences:
-        raise ProcessMismatchError("the processes differ:\n  " + "\n  ".join(differences))
+        raise ProcessMismatchError(
+            "all processes must have the same config and versions:\n  " + "\n  ".join(differences)
+        )
 
 
 class Probe(NamedTuple):

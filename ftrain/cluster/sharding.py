@@ -180,7 +180,7 @@ def _check(rule: _Rule, name: str, leaf: Leaf, axes: Mapping[str, int]) -> None:
     problem = (
         f"the rule for {rule.leaf.pattern!r} does not fit leaf {name} of shape {list(leaf.shape)}"
     )
-    other = f"put before it a rule for this leaf: {{leaf = '{re.escape(name)}', axes = []}}"
+    other = f"put a rule for this leaf before it: {{leaf = '{re.escape(name)}', axes = []}}"
     used = [axis for entry in rule.axes for axis in entry]
     for axis in used:
         if axis not in axes:

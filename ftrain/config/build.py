@@ -37,7 +37,7 @@ from ftrain.tree import Tree
 
 @dataclass(frozen=True)
 class Job:
-    """All that a run needs. Nothing is on disk yet, and no parameter is initialized."""
+    """Everything that a run needs. Nothing is on disk yet, and no parameter is initialized."""
 
     plan: Plan
     directory: Path
@@ -240,7 +240,7 @@ def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:
         raise plan.config.error("step.parallel", str(error)) from None
     if parallel == "jit" and "sync_replicas" in plan.calls:
         raise plan.config.error(
-            "step.parallel", 'should be "shard_map": [sync_replicas] counts replicas, got "jit"'
+            "step.parallel", 'must be "shard_map", as [sync_replicas] counts replicas, got "jit"'
         )
 
 
@@ -263,8 +263,8 @@ def _check_input(plan: Plan, task: Task) -> None:
     wrong = [name for name in task.input if name not in TASK_INPUT]
     if wrong:
         raise ConfigError(
-            f"{plan.config.path}: {plan.top['task']} makes a Task(input=...) with {wrong[0]}; "
-            f"it may have {', '.join(sorted(TASK_INPUT))}, the rest belongs in [data]"
+            f"{plan.config.path}: {plan.top['task']} returned Task(input=...) with {wrong[0]}; "
+            f"input may have {', '.join(sorted(TASK_INPUT))}; set the rest in [data]"
         )
 
 

@@ -1,4 +1,4 @@
-"""Calls: functions with checked arguments, which are called, or written as TOML."""
+"""Calls: functions with checked arguments, to be called or written as TOML."""
 
 import datetime
 import enum
@@ -14,7 +14,7 @@ from ftrain.config.load import Config, ConfigError, Table
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.training import at, every, first
 
-# Errors that name the place of the mistake themselves.
+# Errors whose messages already name the place of the mistake.
 _COMPLETE_ERRORS = (ConfigError, DamagedRecordError, SpecError)
 
 
@@ -49,7 +49,7 @@ class Call:
             raise self._refused(" ".join(message.split())) from error
         if self.kind is not None and not self.kind.is_made(made):
             called = getattr(self.function, "__qualname__", self.name)
-            raise self._refused(f"{called} should make {self.kind.noun}, it made {made!r:.60}")
+            raise self._refused(f"{called} must return {self.kind.noun}, got {made!r:.60}")
         return made
 
     def resolved(self) -> Table:

@@ -37,7 +37,7 @@ from ftrain.config.functions import (
 )
 from ftrain.config.load import Config, ConfigError, Table
 
-MAX_DEPTH = 32  # of tables inside of each other
+MAX_DEPTH = 32  # of nested tables
 
 
 def call(
@@ -53,11 +53,11 @@ def call(
 ) -> Call:
     """Return a checked call of `function` with the keys of a table.
 
-    `given` are arguments that the builder adds. Keys that are `extra` to the arguments are only
-    checked and kept.
+    `given` are arguments that the builder adds. Keys in `extra` are not arguments:
+    they are only checked and kept.
     """
     if key.count(".") > MAX_DEPTH:
-        raise config.error(key, f"is inside of more than {MAX_DEPTH} tables")
+        raise config.error(key, f"is nested in more than {MAX_DEPTH} tables")
     accepted = parameters(function, given) | (extra or {})
     arguments = check_table(key, accepted, table, config)
     return Call(key, function, arguments, config, kind, name, frozenset(extra or {}))
@@ -74,7 +74,7 @@ def component(
     if not isinstance(name, str) or not name:
         known = ", ".join(kind.components())
         hint = f"name one of {known}" if known else 'write name = "package.module:function"'
-        wrong = f"should be the name of a function, got {name!r:.60}"
+        wrong = f"must be the name of a function, got {name!r:.60}"
         raise config.error(f"{key}.name", f"{'is missing' if name is None else wrong}; {hint}")
     function = resolve(kind, name, f"{key}.name", config)
     arguments = {name: value for name, value in table.items() if name != "name"}

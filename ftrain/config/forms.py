@@ -125,7 +125,7 @@ def form_of(annotation: Any) -> Form:
     forms = [_form_of_member(member) for member in members]
     plain = [form.type for form in forms if isinstance(form, Plain)]
     rest = [form for form in forms if not isinstance(form, Plain)]
-    if len(plain) > 1:  # checked at once, so that an int of int | float stays an int
+    if len(plain) > 1:  # checked together, so that an int of int | float stays an int
         plain = [Union[tuple(plain)]]  # noqa: UP007 - its members are only known at runtime
     if any(part in (int, float) for each in plain for part in _members(each)):
         rest = [Made("schedule", each.annotation) if _is_function(each) else each for each in rest]
@@ -227,7 +227,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _bare(annotation: Any) -> Any:
-    """Return the type inside of Annotated, NewType, InitVar, Final or a type alias."""
+    """Return the type inside Annotated, NewType, InitVar, Final or a type alias."""
     if isinstance(annotation, dataclasses.InitVar):
         return _bare(annotation.type)
     if typing.get_origin(annotation) in (
@@ -270,20 +270,20 @@ def check_scalar(form: Form, value: Any) -> Any:
             return _plain(form, value)
         case Text():
             if not isinstance(value, str):
-                raise ValueError(f"should be {form.noun}, a string")
+                raise ValueError(f"must be {form.noun}, a string")
             try:
                 return form.make(value)
             except (TypeError, ValueError):
-                raise ValueError(f"should be {form.noun}") from None
+                raise ValueError(f"must be {form.noun}") from None
         case Choice():
             return _choose(form, value)
         case Items() | Row():
-            raise ValueError("should be a valid list")
+            raise ValueError("must be a valid list")
         case Entries() | Record():
-            raise ValueError("should be a table")
+            raise ValueError("must be a table")
         case Made():
-            function = 'should name a function, "package.module:name"'
-            raise ValueError(function if form.role == "function" else f"should be {describe(form)}")
+            function = 'must name a function, "package.module:name"'
+            raise ValueError(function if form.role == "function" else f"must be {describe(form)}")
         case _:
             return value
 
@@ -292,7 +292,8 @@ def _plain(form: Plain, value: Any) -> Any:
     try:
         return TypeAdapter(form.type, config=_STRICT).validate_python(value)
     except ValidationError as error:
-        phrases = dict.fromkeys(each["msg"].removeprefix("Input ") for each in error.errors())
+        messages = (each["msg"].removeprefix("Input ") for each in error.errors())
+        phrases = dict.fromkeys(each.replace("should", "must", 1) for each in messages)
         raise ValueError(" or ".join(phrases)) from None
 
 
@@ -304,7 +305,7 @@ def _choose(form: Choice, value: Any) -> Any:
         if type(member.value) is type(value) and member.value == value:
             return member
     choices = [_show_choice(name, member.value) for name, member in members.items()]
-    raise ValueError(f"should be one of {', '.join(choices)}")
+    raise ValueError(f"must be one of {', '.join(choices)}")
 
 
 def _show_choice(name: str, value: Any) -> str:

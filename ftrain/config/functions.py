@@ -1,4 +1,4 @@
-"""Functions that a config can name: how names are looked up, what signatures accept."""
+"""Functions that a config can name: how names are looked up, and what signatures accept."""
 
 import functools
 import importlib
@@ -145,7 +145,7 @@ def _default(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         return parameter.default
     try:
         return factory()
-    except Exception:  # noqa: BLE001 - it is the user's; the class calls it again
+    except Exception:  # noqa: BLE001 - of the user's factory; the class calls it again
         return parameter.default
 
 
@@ -260,7 +260,7 @@ OPTIMIZER = Kind(
     "an optax.GradientTransformation",
     optax.GradientTransformation,
     lambda made: isinstance(made, optax.GradientTransformation),
-    hidden=frozenset({"sync_replicas"}),  # which has a table
+    hidden=frozenset({"sync_replicas"}),  # it has its own table
     others={"guard": gradients.guard, "loss_scaling": gradients.loss_scaling},
     adapt=lambda made: (
         made.gradient_transformation() if isinstance(made, optax.MultiSteps) else made
@@ -272,7 +272,7 @@ HOOK = Kind(
     Hook,
     lambda made: isinstance(made, Hook),
     takes_functions=True,
-    # The first four have tables, and faults are an option of `ftrain launch`.
+    # The first four have their own tables, and faults are an option of `ftrain launch`.
     hidden=frozenset({"CheckpointSaver", "Evaluator", "Logging", "SummarySaver", "Faults"}),
 )
 SCHEDULE = Kind(schedules, "a schedule, a function of the step", schedules.Schedule, callable)
@@ -350,7 +350,7 @@ def _with_signature(function: Callable[..., Any], name: str) -> Callable[..., An
 
 def _import(module: str, name: str) -> ModuleType:
     if not _MODULE_NAME.fullmatch(module):
-        raise LookupError(f"{name!r} is not a name; write package.module:name")
+        raise LookupError(f"{name!r} is not a valid name; write package.module:name")
     try:
         return importlib.import_module(module)
     except ImportError as error:

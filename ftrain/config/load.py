@@ -110,7 +110,7 @@ def _read_chain(file: Path) -> dict[Path, Table]:
 
 def _base_path(file: Path, written: Any) -> Path:
     if not isinstance(written, str) or not written.isprintable():
-        raise ConfigError(f"{file}: {EXTENDS}: should be the path of a config, got {written!r:.60}")
+        raise ConfigError(f"{file}: {EXTENDS}: must be the path of a config, got {written!r:.60}")
     try:
         return file.parent / expanded(written)
     except PathError as error:
@@ -127,7 +127,7 @@ def _merge_chain(chain: dict[Path, Table]) -> tuple[Table, dict[str, Path]]:
         try:
             _merge(values, table, file, files)
         except RecursionError:
-            raise ConfigError(f"{file}: has too many tables inside of each other") from None
+            raise ConfigError(f"{file}: has too many nested tables") from None
     return values, files
 
 
@@ -171,8 +171,8 @@ def _set_directory(directory: Path, values: Table) -> str | None:
     if not isinstance(before, str) or Path(before).resolve() == directory.resolve():
         return None
     return (
-        f"{directory}: the run is resumed here; its config says run.directory = {before!r}, "
-        "from where it was moved"
+        f"{directory}: the run was moved and resumes here; "
+        f"its config has run.directory = {before!r}"
     )
 
 
@@ -203,7 +203,7 @@ def read_toml(path: Path) -> Table:
 
 
 def _rename_saved_keys(values: Table) -> None:
-    """Rename keys and hooks that an older version wrote to the directory of a run, so it resumes."""
+    """Rename keys and hooks that an older version wrote to a run directory, so that it resumes."""
     for section, old, new in _RENAMED_KEYS:
         table = values.get(section)
         if isinstance(table, dict) and old in table:
@@ -218,7 +218,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     key = key.strip()
     if equals and key == EXTENDS:
-        raise ConfigError(f"command line: {EXTENDS}: is a key of files; set it in the config")
+        raise ConfigError(f"command line: {EXTENDS}: cannot be overridden; set it in the config")
     if not equals or not all(key.split(".")):
         raise ConfigError(
             f"command line: {override!r} is not an override; write key=value, for instance seed=1"
@@ -227,7 +227,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    """Return a TOML value; text that is none is a string, which then needs no quotes in a shell."""
+    """Return a TOML value, or the text itself: so strings need no quotes in a shell."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

@@ -88,7 +88,7 @@ SECTIONS = {
 }
 NAMED = ("model", "optimizer")  # tables whose function the config chooses
 HOOKS = "hooks"  # an array of tables, [[hooks]], each of which names one
-HOOK_TABLES = {  # the tables of hooks that have one
+HOOK_TABLES = {  # hooks that have their own table
     section.function.__name__: name
     for name, section in SECTIONS.items()
     if isinstance(section.function, type) and issubclass(section.function, Hook)
@@ -117,7 +117,7 @@ def plan(config: Config) -> Plan:
     }
     for name, value in tables.items():
         if not isinstance(value, dict):
-            raise config.error(name, f"should be a table, [{name}], got {value!r}")
+            raise config.error(name, f"must be a table, [{name}], got {value!r}")
     rest = {
         name: value for name, value in config.values.items() if name not in tables and name != HOOKS
     }
@@ -147,7 +147,7 @@ def plan(config: Config) -> Plan:
         seconds = calls["cluster"].arguments[key]
         if not minimum <= seconds < 1e6:
             raise config.error(
-                f"cluster.{key}", f"should be at least {minimum:g} seconds, got {seconds:g}"
+                f"cluster.{key}", f"must be at least {minimum:g} seconds, got {seconds:g}"
             )
     _check("run.recoveries", check_recoveries, calls["run"].arguments["recoveries"], config)
     return Plan(config, top, calls, _hooks(config))
@@ -163,11 +163,12 @@ def _check(key: str, check: Callable[[Any], object], value: Any, config: Config)
 def _hooks(config: Config) -> list[Call]:
     tables = config.values.get(HOOKS, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise config.error(HOOKS, f"should be tables, [[{HOOKS}]], got {tables!r}")
+        raise config.error(HOOKS, f"must be tables, [[{HOOKS}]], got {tables!r}")
     for number, table in enumerate(tables):
         if isinstance(table.get("name"), str) and table["name"] in HOOK_TABLES:
             own = HOOK_TABLES[table["name"]]
-            raise config.error(f"{HOOKS}.{number}.name", f"{table['name']} has a table: [{own}]")
+            wrong = f"{table['name']} has its own table: use [{own}]"
+            raise config.error(f"{HOOKS}.{number}.name", wrong)
     return [
         component(f"{HOOKS}.{number}", HOOK, table, config, given=frozenset({"directory"}))
         for number, table in enumerate(tables)
@@ -177,7 +178,7 @@ def _hooks(config: Config) -> list[Call]:
 def _check_top(config: Config, table: Table) -> Table:
     top = check_table("", parameters(TOP.function), table, config, more=(*SECTIONS, *NAMED, HOOKS))
     if top["steps"] < 1:
-        raise config.error("steps", f"should be at least 1, got {top['steps']}")
+        raise config.error("steps", f"must be at least 1, got {top['steps']}")
     if not 0 <= top["seed"] < 2**32:  # jax would drop the bits above
-        raise config.error("seed", f"should be at least 0 and below 2**32, got {top['seed']}")
+        raise config.error("seed", f"must be at least 0 and below 2**32, got {top['seed']}")
     return top

@@ -49,7 +49,7 @@ def _read_lock(path: Path) -> str:
 
 
 def compare(directory: Path, resolved: Table) -> list[str]:
-    """Return the differences to the config of a directory; none before its first checkpoint."""
+    """Return how the config of a directory differs; [] before its first checkpoint."""
     path = directory / RUN_CONFIG
     if not exists(path):
         return []
@@ -89,8 +89,8 @@ def _write_config(directory: Path, resolved: Table, accept_changes: bool) -> Non
     differences = compare(directory, resolved)
     if differences and not accept_changes:
         raise ConfigError(
-            f"{directory / RUN_CONFIG} is of another run: {'; '.join(differences)}\n"
-            "choose another directory, run.directory=PATH, or accept the changes, --accept-changes"
+            f"{directory / RUN_CONFIG} belongs to another run: {'; '.join(differences)}\n"
+            "choose another run.directory=PATH, or accept the changes with --accept-changes"
         )
     if differences:
         _unused(directory).write_bytes((directory / RUN_CONFIG).read_bytes())
@@ -108,7 +108,7 @@ def _writing_to(directory: Path) -> Iterator[None]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"run.directory: {directory} cannot be written: {reason}; "
-            "choose another, run.directory=PATH"
+            "choose another run.directory=PATH"
         ) from None
 
 
@@ -148,7 +148,7 @@ def _launcher_line(before: str, directory: Path) -> str:
         if signature not in (own, "") and signature == _signature(number):
             raise ConfigError(
                 f"run.directory: {directory} is in use by ftrain launch, process {number}; "
-                "wait for it, or choose another directory"
+                "wait for it, or choose another run.directory=PATH"
             )
     return f"{own}\n" if own else ""
 
@@ -156,7 +156,7 @@ def _launcher_line(before: str, directory: Path) -> str:
 def _signature(number: str) -> str:
     """Return a line for a live process of this host, or an empty string.
 
-    It has the time of its start, so that a later process with the same number is another one.
+    It includes the start time, to distinguish the process from a later one with the same number.
     """
     try:
         fields = Path("/proc", number, "stat").read_text().rpartition(")")[2].split()

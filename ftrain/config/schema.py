@@ -1,4 +1,4 @@
-"""The JSON Schema of configs, with which editors complete and check them."""
+"""The JSON Schema of configs: editors use it to complete and check them."""
 
 from collections.abc import Callable
 from typing import Any

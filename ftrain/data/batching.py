@@ -91,7 +91,8 @@ class Buckets:
             raise ValueError(f"boundaries must be increasing and >= 1, got {bounds}")
         if self.batch_sizes is not None and len(self.batch_sizes) != len(bounds):
             raise ValueError(
-                f"there are {len(bounds)} buckets, but {len(self.batch_sizes)} batch_sizes"
+                f"batch_sizes must have an entry for each of the {len(bounds)} buckets, "
+                f"got {len(self.batch_sizes)}"
             )
         if self.batch_sizes is not None and min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be >= 1, got {list(self.batch_sizes)}")
@@ -131,7 +132,7 @@ class Bucketed:
         )
         self._counts = [len(members) for members in self._members]
         if not any(self._counts):
-            raise ValueError(f"no example is in a bucket; boundaries are {self._bounds}")
+            raise ValueError(f"no example fits into a bucket; boundaries are {self._bounds}")
         self._seed = seed
         self._shuffle = shuffle
         self._epochs = epochs
@@ -314,9 +315,8 @@ def _pad_feature(
     if not shapes:
         shapes = {max((row.shape[1:] for row in rows), key=len)}
     if len(shapes) > 1:
-        raise ValueError(
-            f"feature {name} has values of several shapes, {', '.join(map(str, sorted(shapes)))}"
-        )
+        found = ", ".join(map(str, sorted(shapes)))
+        raise ValueError(f"feature {name} must have values of one shape, got {found}")
     dtype = np.result_type(*(row for row in rows if len(row))) if lengths.any() else rows[0].dtype
     whole = np.empty((len(rows), length, *shapes.pop()), dtype)
     whole.fill(_check_value(name, pad.value, dtype))  # np.full would drop trailing zero bytes

@@ -1,4 +1,4 @@
-"""Sources result from other sources: mapped, filtered, concatenated or mixed by weights."""
+"""Derived sources: other sources mapped, filtered, concatenated or mixed by weights."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -195,7 +195,10 @@ class MixSource(ConcatSource):
     def __init__(self, sources: Sequence[Source], weights: Sequence[float]):
         super().__init__(sources)
         if len(weights) != len(self.sources):
-            raise ValueError(f"there are {len(self.sources)} sources, but {len(weights)} weights")
+            raise ValueError(
+                f"weights must have an entry for each of the {len(self.sources)} sources, "
+                f"got {len(weights)}"
+            )
         if not all(np.isfinite(weight) and weight > 0 for weight in weights):
             raise ValueError(f"weights must be finite and > 0, got {list(weights)}")
         if len(weights) > _PERIOD // 10:

@@ -99,7 +99,7 @@ class Threads:
                 raise EndOfData("reading was stopped")
 
 
-class WorkerTraceback(Exception):  # noqa: N818 - it carries a traceback
+class WorkerTraceback(Exception):  # noqa: N818 - it only carries a traceback
     """The traceback of an error in a worker process; set as the cause of the error here."""
 
 

@@ -77,7 +77,7 @@ class RecordSource:
         )
         if self.damages:
             warnings.warn(
-                f"{len(self.damages)} damaged records are left out, first: {self.damages[0]}",
+                f"skipped {len(self.damages)} damaged records; the first: {self.damages[0]}",
                 stacklevel=2,
             )
         if spec and sequence is None:
@@ -127,7 +127,7 @@ class RecordSource:
 
 
 class ArrayRecordSource:
-    """The records of ArrayRecord files, parsed as by RecordSource; needs package array_record."""
+    """The records of ArrayRecord files, parsed as by RecordSource; needs array_record."""
 
     def __init__(self, files: Files, spec: Spec | None = None, *, sequence: Lists | None = None):
         self._decode = _Decoder(spec, sequence)
@@ -188,14 +188,15 @@ class _Decoder:
         for mapping in (spec, sequence):
             if mapping is not None and not isinstance(mapping, Mapping):
                 raise TypeError(
-                    f"a spec maps names to Fixed(...), Ragged(...) or others, got {mapping!r}"
+                    f"a spec must map names to Fixed(...), Ragged(...) or others, got {mapping!r}"
                 )
         for name, entry in [*(spec or {}).items(), *(sequence or {}).items()]:
             _check_independent(name, entry)
         for name, entry in (sequence or {}).items():
             if isinstance(entry, Fixed):
                 raise ValueError(
-                    f"{name} has steps of one shape: write Steps({entry}, length=...), or Ragged"
+                    f"{name}: a feature list cannot be Fixed; "
+                    f"write Steps({entry}, length=...), or Ragged"
                 )
         _check_outputs(spec or {}, sequence or {})
         self._spec = spec
@@ -299,7 +300,7 @@ class TextSource:
             return line.decode(self.encoding)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self.where(index)} is not {self.encoding}: {error}; encoding=None gives bytes"
+                f"{self.where(index)} is not {self.encoding}: {error}; encoding=None returns bytes"
             ) from None
 
     def _file_of(self, index: int) -> int:

@@ -37,11 +37,11 @@ def order_of(source: Any, positions: np.ndarray, seed: int, shuffle: bool) -> np
 
 
 def check_has_no_order(source: Source, user: str) -> None:
-    """Raise TypeError for a mixture: `user` selects by index and would lose its weights."""
+    """Raise TypeError for a mixture: `user` reads by index and would ignore its weights."""
     if hasattr(source, "order"):
         raise TypeError(
-            f"a {user} of {describe(source)} would lose the weights of the mixture: "
-            "apply it to each part, then mix those"
+            f"a {user} reads by index, so it would ignore the weights of {describe(source)}; "
+            "apply it to each source, then mix the results"
         )
 
 

@@ -108,7 +108,7 @@ class Pipeline:
         self._check_shards(buckets)
         has_lengths = all(pad.length is not None for pad in self.pad.values())
         self.is_uniform: bool = self._batching.is_uniform and has_lengths
-        self.has_several_shapes = not self._batching.is_uniform  # the user asked for it
+        self.has_several_shapes = not self._batching.is_uniform  # requested by the user
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches from step 0 on; `feed` prefetches and starts at any step."""
@@ -150,7 +150,7 @@ class Pipeline:
             step = operator.index(step)  # a numpy integer would overflow
         if step < 0 or count < 1:
             raise ValueError(
-                f"there is no step {step}" if step < 0 else f"count must be >= 1, got {count}"
+                f"step must be >= 0, got {step}" if step < 0 else f"count must be >= 1, got {count}"
             )
         if self.steps is not None and step + count > self.steps:
             raise EndOfData(
@@ -242,7 +242,8 @@ class Pipeline:
             check_has_no_order(self.source, "pipeline with buckets")
             if len(buckets.lengths) != examples:
                 raise ValueError(
-                    f"there are {len(buckets.lengths)} lengths, but {examples} examples"
+                    f"buckets.lengths must have an entry for each of the {examples} examples, "
+                    f"got {len(buckets.lengths)}"
                 )
             return Bucketed(buckets, *common)
         if self.batch_size > examples and not (self.epochs is not None and last == "keep"):

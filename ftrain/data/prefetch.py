@@ -53,7 +53,7 @@ def check_data(data: Pipeline | Iterable[Any]) -> Pipeline | Iterable[Any]:
 
 
 def bytes_of(batch: Any) -> int:
-    """The bytes of the arrays of a batch."""
+    """Return the bytes of the arrays of a batch."""
     leaves = [leaf for leaf in jax.tree.leaves(batch) if hasattr(leaf, "nbytes")]
     return sum(
         size_of({"": leaf}) if isinstance(leaf, np.ndarray) else leaf.nbytes for leaf in leaves

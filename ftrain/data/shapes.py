@@ -46,8 +46,8 @@ class ShapeWatch:
         first = self._forms[0]
         if form.keys() != first.keys():
             raise ValueError(
-                f"the batch of step {step} has {', '.join(form) or 'nothing'}; "
-                f"the first one had {', '.join(first)}"
+                f"the batch of step {step} has {', '.join(form) or 'nothing'}, "
+                f"expected {', '.join(first)} as in the first one"
             )
         changed = [name for name in form if form[name] != first[name]]
         phrases = ", ".join(

@@ -152,8 +152,8 @@ def join_examples(examples: Sequence[Example], maker: str) -> Batch:
     for example in itertools.islice(examples, 1, None):
         if example.keys() != names:
             raise ValueError(
-                f"{maker} returned an example with {', '.join(example)}; "
-                f"the first had {', '.join(names)}"
+                f"{maker} returned an example with features {', '.join(example)}, "
+                f"expected {', '.join(names)} as in the first one"
             )
     batch = {name: to_rows([example[name] for example in examples]) for name in names}
     for name, column in batch.items():

@@ -80,8 +80,8 @@ class ColumnKinds:
             found = "text" if kind == "bytes" else "numbers"
             earlier = "text" if known == "bytes" else "numbers"
             raise TableError(
-                f"{where}: feature {name} is {found}, but {earlier} in the lines before; "
-                "use one of them"
+                f"{where}: feature {name} is {found}, expected {earlier} as in the lines before; "
+                "use one kind in all lines"
             )
         self._kinds[name] = "float"
 

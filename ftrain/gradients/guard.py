@@ -83,8 +83,10 @@ def guard(
             usual_norm=jnp.where(good & jnp.isfinite(usual), usual, state.usual_norm),
         )
 
-    # optax's type is for any state and parameters; these are narrower.
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformationExtraArgs(
+        init,
+        update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
+    )
 
 
 def skipped_updates(opt_state: Tree) -> jax.Array | None:

@@ -68,8 +68,10 @@ def loss_scaling(
         skipped = Skipped(state.skipped.so_far + (~good).astype(jnp.int32))
         return updates, LossScaleState(inner_state, new_scale, skipped, since_change)
 
-    # optax's type is for any state and parameters; these are narrower.
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformationExtraArgs(
+        init,
+        update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
+    )
 
 
 def loss_scale(opt_state: Tree) -> jax.Array | None:

@@ -1,4 +1,4 @@
-"""Hooks that call a function of the user: at chosen steps, for each batch, at the end, to evaluate."""
+"""Hooks that call a user's function: at chosen steps, for each batch, at the end, to evaluate."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,9 +90,7 @@ class Evaluator(Hook):
 
     def begin(self, report: Report) -> None:
         if self.use_averages and report.state.averages is None:
-            raise ValueError(
-                "use_averages needs averages: give the step a decay for them, averages=0.999"
-            )
+            raise ValueError("use_averages needs averages: pass the step a decay, averages=0.999")
         self._evaluated = report.step
 
     def state(self) -> dict[str, int | None]:
@@ -109,7 +107,7 @@ class Evaluator(Hook):
         measured = self.evaluate(params)
         if not isinstance(measured, Mapping):
             raise TypeError(
-                f"evaluate must return a dict of numbers and texts, got {measured!r:.60}"
+                f"evaluate must return a dict of numbers and strings, got {measured!r:.60}"
             )
         return {f"eval/{name}": value for name, value in measured.items()}
 

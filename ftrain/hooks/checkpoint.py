@@ -114,7 +114,7 @@ class CheckpointSaver(StateSaver):
         if self._lock is None and jax.process_index() == 0 and not self.read_only:
             directory = self.manager.directory
             self._lock_path = directory / LOCK
-            self._lock = hold(self._lock_path, f"{directory} is saved to")
+            self._lock = hold(self._lock_path, f"{directory} is in use")
         self.manager.__enter__()  # close() leaves it
         self.manager.wait()
         self._unfinished = self.manager.unfinished()
@@ -154,12 +154,14 @@ class CheckpointSaver(StateSaver):
         self.manager.on_warning = report.notice
         if self.read_only:
             report.notice(
-                f"another process writes {self.manager.directory}; this process saves no checkpoints"
+                f"another process writes {self.manager.directory}; "
+                "this process saves no checkpoints"
             )
             return
         for step in self._unfinished:
             report.notice(
-                f"the save of step {step} was never finished; the run resumes from step {report.step}"
+                f"the save of step {step} was never finished; "
+                f"the run resumes from step {report.step}"
             )
         if suspects := [step for step in self.manager.suspects() if step > report.step]:
             report.notice(
@@ -195,8 +197,8 @@ class CheckpointSaver(StateSaver):
             return
         if self._lock is not None and not is_still_held(self._lock, self._lock_path):
             raise InUseError(
-                f"the lock {self._lock_path} was deleted, and another process has taken it; this run "
-                "stops: use one directory for each run, and do not delete its lock"
+                f"the lock {self._lock_path} was deleted, and another process has taken it; "
+                "this run stops: use one directory for each run, and do not delete its lock"
             )
         with self._surviving(report):
             self.manager.wait()
@@ -215,7 +217,8 @@ class CheckpointSaver(StateSaver):
         for listener in self.listeners if report.step in self.manager.steps() else ():
             if listener.after_save(report.step):
                 report.stop(
-                    f"{type(listener).__name__} asked to after the checkpoint of step {report.step}"
+                    f"{type(listener).__name__} requested it "
+                    f"after the checkpoint of step {report.step}"
                 )
 
     def _complete(self, report: Report) -> None:
@@ -294,6 +297,7 @@ class WaitForStep(Hook):
         while max(reached := self.read(), report.step) < self.step and not report.stop_reason:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"step {self.step} was not reached within {self.timeout:g} s; it is at {reached}"
+                    f"step {self.step} was not reached within {self.timeout:g} s; "
+                    f"the other run is at step {reached}"
                 )
             self._sleep(self.poll_secs)

@@ -179,7 +179,7 @@ class _Steps(ProgressColumn):
 
 
 def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The values in a bar: the loss, or else the first metrics, and the learning rate if known."""
+    """Return the values in a bar: the loss or else the first metrics, and any learning rate."""
     numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
     rate = numbers.pop("learning_rate", math.nan)
     first = (
@@ -191,7 +191,7 @@ def _shown(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def format_values(values: Mapping[str, Value]) -> str:
-    """Format numbers on one line, and each text on its own lines below.
+    """Format numbers on one line, and each string on its own lines below.
 
     >>> format_values({"loss": 0.123456, "steps": 1000.0, "sample": "def f():"})
     'loss 0.1235, steps 1000\\n  sample: def f():'

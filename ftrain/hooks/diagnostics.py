@@ -69,7 +69,7 @@ class DigestLog(Hook):
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _drop_incomplete_line(self.path)
-        self._file = open(self.path, "a")  # noqa: SIM115 - close() closes it
+        self._file = open(self.path, "a")  # noqa: SIM115 - closed by close()
         self._write({"step": report.step, "begun": True, "state": digest_leaves(report.state)})
 
     def before_step(self, report: Report, batch: Batch) -> Mapping[str, Any] | None:
@@ -93,7 +93,7 @@ class DigestLog(Hook):
 
 
 def read_digest_log(path: Path, start: int = 0) -> tuple[list[Line], int]:
-    """The complete lines from a position on, and the position after them."""
+    """Return the complete lines from a position on, and the position after them."""
     if not path.exists():
         return [], start
     with open(path, "rb") as file:
@@ -104,7 +104,7 @@ def read_digest_log(path: Path, start: int = 0) -> tuple[list[Line], int]:
 
 
 def first_difference(line: Line, expected: Line) -> str | None:
-    """The leaf of the batch or the state that differs between two runs, or None."""
+    """Return the leaf of the batch or the state that differs between two runs, or None."""
     for part in ("batch", "state"):
         here = line.get(part)
         there = expected.get(part)

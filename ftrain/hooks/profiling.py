@@ -47,13 +47,14 @@ class Profiler(Hook):
             else tuple(sorted(at_steps))
         )
         if steps < 1 or any(step < 1 for step in starts):
-            raise ValueError(f"Profiler needs steps >= 1, got {steps} from {list(starts)} on")
+            raise ValueError(f"steps and at_steps must be >= 1, got {steps} and {list(starts)}")
         if every_steps is not None and every_steps < steps:
             raise ValueError(
-                f"every_steps must be >= steps, got {every_steps} and {steps}: the traces would overlap"
+                f"every_steps must be >= steps, got {every_steps} and {steps}: "
+                "the traces would overlap"
             )
         if any(later - earlier < steps for earlier, later in itertools.pairwise(starts)):
-            raise ValueError(f"the steps to profile overlap: {steps} from {list(starts)} on")
+            raise ValueError(f"traces must not overlap, got {steps} steps from {list(starts)}")
         self.directory = local_path(directory)
         self.when: Trigger = _Windows(starts, every_steps, steps)
         self._windows = self.when
@@ -122,7 +123,7 @@ class _Windows(Trigger):
     length: int
 
     def covers(self, step: int) -> bool:
-        """Whether `step` is in a window."""
+        """Return whether `step` is in a window."""
         if self.every is not None:
             return step >= self.every and step % self.every < self.length
         return any(start <= step < start + self.length for start in self.starts)

@@ -112,7 +112,8 @@ class StopWhen(Hook):
         if self._last is None:
             return None
         step, value = self._last
-        goal, best = self._sign * self._goal, self._sign * self._best
+        goal = self._sign * self._goal
+        best = self._sign * self._best
         return {"step": step, "value": value, "best": best, "goal": goal, "looks": self._looks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -149,7 +150,7 @@ class StopWhen(Hook):
             self._report.stop(reason)
 
     def _reason(self) -> str | None:
-        """The reason to stop after the last look, if there is one."""
+        """Return the reason to stop after the last look, or None."""
         if self._last is None:
             return None
         step, value = self._last
@@ -160,7 +161,10 @@ class StopWhen(Hook):
             )
         if self.patience is not None and self._looks >= self.patience:
             best = f"its best was {self._sign * self._best:.4g}"
-            return f"{self.metric} has not improved {self._looks} times in a row by step {step}; {best}"
+            return (
+                f"{self.metric} has not improved {self._looks} times in a row by step {step}; "
+                f"{best}"
+            )
         return None
 
     def end(self, report: Report) -> None:
@@ -228,7 +232,7 @@ class StopOnNaN(Hook):
                 return
 
     def _choose(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The metrics to watch, of those that a step has."""
+        """Return the metrics to watch, of those that a step has."""
         if self.metrics is None:
             usual = tuple(name for name in WATCHED if name in names)
             return usual or tuple(name for name in names if name not in NAN_IF_UNKNOWN)

@@ -33,7 +33,7 @@ class Speed:
             self._marks.append((step, time))
 
     def measure(self, step: int, time: float) -> float | None:
-        """Steps per second up to this step; None the first time, or if no time has passed."""
+        """Return steps per second up to this step; None at first, or if no time has passed."""
         while len(self._marks) > 1 and time - self._marks[1][1] >= SHORTEST:
             self._marks.popleft()
         first, moment = self._marks[0] if self._marks else (step, time)

@@ -32,9 +32,10 @@ class Fault:
 def parse_faults(text: str) -> list[Fault]:
     """Parse faults that are separated by semicolons.
 
-    >>> parse_faults("kill rank=1 step=40; full_disk step=100")
-    [Fault(kind='kill', rank=1, step=40, secs=None, code=None), Fault(kind='full_disk', rank=None, step=100, secs=None, code=None)]
-    """  # noqa: E501 - a doctest's output cannot be broken
+    >>> faults = parse_faults("kill rank=1 step=40; full_disk step=100")
+    >>> [(fault.kind, fault.rank, fault.step) for fault in faults]
+    [('kill', 1, 40), ('full_disk', None, 100)]
+    """
     return [_parse(piece.strip()) for piece in text.split(";") if piece.strip()]
 
 
@@ -89,5 +90,5 @@ def _seconds(piece: str, value: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise ValueError(f"fault {piece!r}: secs must be a number above 0, got {value!r}")
+        raise ValueError(f"fault {piece!r}: secs must be a finite number > 0, got {value!r}")
     return seconds

@@ -119,7 +119,7 @@ def replica_device_setter(
         ps_tasks = spec.num_tasks(job) if job in spec.jobs else 0
     if ps_tasks < 0:
         raise ValueError(
-            f"ps_tasks is {ps_tasks}; expected the number of parameter servers, or 0 for none"
+            f"ps_tasks must be the number of parameter servers, or 0 for none, got {ps_tasks}"
         )
     if ps_tasks == 0:
         return None

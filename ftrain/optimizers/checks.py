@@ -74,7 +74,7 @@ def leaves_of_gradients(
     """Return each parameter's gradient or update: an array or `Rows` of its shape, or None."""
     given = leaves_like(gradients, params, what, is_leaf=lambda node: node is None or is_rows(node))
     if given and what == "gradients" and all(gradient is None for gradient in given):
-        raise ValueError("no parameter has a gradient: all of them are None")
+        raise ValueError("every gradient is None, expected a gradient of at least one parameter")
     for gradient, (name, parameter) in zip(given, leaves_with_names(params), strict=True):
         if is_rows(gradient):
             _check_rows(gradient, name, parameter, what)
@@ -90,12 +90,13 @@ def _check_rows(rows: Rows, name: str, table: jax.Array, what: str) -> None:
     if not jnp.issubdtype(rows.indices.dtype, jnp.integer) or rows.indices.ndim != 1:
         wrong = f"{rows.indices.dtype}{list(rows.indices.shape)}"
         raise TypeError(
-            f"{what} of {name} are Rows whose indices are not a list of integers, but {wrong}: put "
-            "ftrain.gradients.densify() before a transform that does not support Rows"
+            f"{what} of {name} are Rows whose indices must be a list of integers, got {wrong}; "
+            "put ftrain.gradients.densify() before a transform that does not support Rows"
         )
     count = rows.indices.shape[0]
     if jnp.ndim(table) == 0 or rows.values.shape != (count, *jnp.shape(table)[1:]):
         expected = f"{(count, *jnp.shape(table)[1:])} for {count} rows of {jnp.shape(table)}"
         raise ValueError(
-            f"{what} and parameters differ at {name}: Rows hold {rows.values.shape}, not {expected}"
+            f"{what} and parameters differ at {name}: the values of Rows have shape "
+            f"{rows.values.shape}, expected {expected}"
         )

@@ -144,8 +144,10 @@ def from_rule(
         }
         return updates, OptimizerState(state.count + 1, now.astype(jnp.float32), new_slots)
 
-    # optax's type is for any state and parameters; these are narrower.
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformationExtraArgs(
+        init,
+        update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
+    )
 
 
 def _check_state(state: object, names: list[str]) -> None:
@@ -155,7 +157,7 @@ def _check_state(state: object, names: list[str]) -> None:
         )
         expected = ", ".join(names) or "none"
         raise ValueError(
-            f"the state is not one of this optimizer: its slots are {expected}, "
+            f"the state must have the slots of this optimizer, {expected}, "
             f"got {found or 'no slots'}; init(params) makes a new state"
         )
 

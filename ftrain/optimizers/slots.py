@@ -17,8 +17,8 @@ from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves, node
 class OptimizerState(NamedTuple):
     """The state of every optimizer that `from_rule` makes."""
 
-    # Updates applied so far. optax uses the same name, although tuples have a method `count`.
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    # Updates applied so far, named as in optax, although tuples have a method `count`.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name
     learning_rate: jax.Array  # of the newest update, for metrics
     slots: dict[str, Tree]  # by slot name, each shaped like the parameters, or packed
 

@@ -143,8 +143,10 @@ def sync_replicas(
                 means = update_averages(means, apply_updates(params, updates), averages, count)
             return updates, (inner_state, sums, means)
 
-        # optax's type is for any state and parameters; these, and those below, are narrower.
-        rounds = optax.GradientTransformationExtraArgs(inner.init, apply)  # pyright: ignore[reportArgumentType]
+        rounds = optax.GradientTransformationExtraArgs(
+            inner.init,
+            apply,  # pyright: ignore[reportArgumentType] - optax's type is for any state
+        )
         kept = (state.inner, sums, state.averages)
         updates, (inner_state, sums, means) = update_if(
             is_enough, rounds, gradients, kept, params, **extra
@@ -157,7 +159,10 @@ def sync_replicas(
         )
         return updates, SyncReplicasState(inner_state, after, sums, means)
 
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformationExtraArgs(
+        init,  # pyright: ignore[reportArgumentType] - optax's type has no None in a state
+        update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
+    )
 
 
 def arrivals(opt_state: Tree) -> Arrivals | None:
@@ -253,15 +258,20 @@ def _scalar(name: str, value: ArrayLike) -> jax.Array:
 def _check_call(state: object, params: Tree | None, has_sums: bool, has_averages: bool) -> None:
     if not isinstance(state, SyncReplicasState):
         raise ValueError(
-            f"the state is not one of sync_replicas, but {type(state).__name__}: "
-            "init(params) makes a new state"
+            f"the state must be a SyncReplicasState, got {type(state).__name__}; "
+            "init(params) makes a new one"
         )
     if (state.sums is not None, state.averages is not None) != (has_sums, has_averages):
         raise ValueError(
-            "the state was made by sync_replicas with other arguments: it keeps "
-            f"{'sums' if state.sums is not None else 'no sums'} of gradients and "
-            f"{'averages' if state.averages is not None else 'no averages'}; "
-            "init(params) makes a new state"
+            f"the state has {_describe(state.sums is not None, state.averages is not None)}, "
+            f"expected {_describe(has_sums, has_averages)}: it was made with other arguments of "
+            "sync_replicas; init(params) makes a new one"
         )
     if has_averages and params is None:
         raise ValueError("averages need the parameters: call update(gradients, state, params)")
+
+
+def _describe(has_sums: bool, has_averages: bool) -> str:
+    return (
+        f"{'sums' if has_sums else 'no sums'} and {'averages' if has_averages else 'no averages'}"
+    )

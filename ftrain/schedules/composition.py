@@ -27,13 +27,13 @@ def join(schedules: Sequence[float | Schedule], boundaries: Sequence[int]) -> Sc
     """
     if len(schedules) != len(boundaries) + 1:
         raise ValueError(
-            "schedules must be one more than boundaries, "
+            "schedules must have one more entry than boundaries, "
             f"got {len(schedules)} and {len(boundaries)}"
         )
     for schedule in schedules:
         check_finite(schedules=schedule)
     if list(boundaries) != sorted(boundaries):
-        raise ValueError(f"boundaries must increase, got {list(boundaries)}")
+        raise ValueError(f"boundaries must be in ascending order, got {list(boundaries)}")
 
     def joined(step: Step) -> jax.Array:
         now = jnp.asarray(step)

@@ -85,12 +85,13 @@ def piecewise_constant(boundaries: Sequence[int], values: Sequence[float]) -> Sc
     """values[0] up to and including step boundaries[0], values[1] up to boundaries[1], ..."""
     if len(values) != len(boundaries) + 1:
         raise ValueError(
-            f"values must be one more than boundaries, got {len(values)} and {len(boundaries)}"
+            "values must have one more entry than boundaries, "
+            f"got {len(values)} and {len(boundaries)}"
         )
     for value in values:
         check_finite(values=value)
     if list(boundaries) != sorted(boundaries):
-        raise ValueError(f"boundaries must increase, got {list(boundaries)}")
+        raise ValueError(f"boundaries must be in ascending order, got {list(boundaries)}")
 
     def schedule(step: Step) -> jax.Array:
         piece = jnp.searchsorted(jnp.asarray(boundaries), jnp.asarray(step), side="left")

@@ -204,7 +204,7 @@ class _BadFile:
 
 def _check_limit(limit: int) -> None:
     if limit < 1:
-        raise ValueError(f"max_line_bytes is {limit}; it must be at least 1")
+        raise ValueError(f"max_line_bytes must be >= 1, got {limit}")
 
 
 def _as_json(value: float | str) -> float | str:

@@ -1,4 +1,4 @@
-"""Summaries: numbers and texts, written to event files for TensorBoard."""
+"""Summaries: numbers and strings, written to event files for TensorBoard."""
 
 # The generated protos have no stubs.
 # pyright: reportAttributeAccessIssue=false
@@ -22,13 +22,13 @@ from ftrain.formats import DamagedRecordError, frame_record, read_records
 from ftrain.formats.records.encoding import FRAME, MAX_RECORD_BYTES, detect_compression
 from ftrain.paths import local_path
 
-EXPECTED = "expected a number, an array of shape () or a text"
+EXPECTED = "expected a number, an array of shape () or a string"
 
 
 def plain_value(name: str, value: Any) -> bool | int | float | str:
-    """Convert a value to a Python number or text; TypeError if it is neither."""
+    """Convert a value to a Python number or string; TypeError if it is neither."""
     if not isinstance(name, str):
-        raise TypeError(f"the name of a value must be a text, got {name!r:.60}")
+        raise TypeError(f"the name of a value must be a string, got {name!r:.60}")
     if isinstance(value, str) and not isinstance(value, np.generic):
         return value
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
@@ -90,7 +90,7 @@ class SummaryWriter:
         self.flush()
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Write numbers, and arrays of shape (), as scalars and strings as texts, by name."""
+        """Write numbers and arrays of shape () as scalars, and strings as text, by name."""
         summaries = [_summary(name, plain_value(name, value)) for name, value in values.items()]
         self._add(Event(step=plain_step(step), summary=Summary(value=summaries)))
         self.flush()

@@ -1,4 +1,4 @@
-"""Checks of arguments of a run; the errors say what to pass instead."""
+"""Checks of the arguments of a run: each error names what to pass instead."""
 
 from typing import Any
 
@@ -17,7 +17,8 @@ _OBJECTS = {
         "TrainState",
     ): "pass its `params`; to continue from a state, use ftrain.Run(step, state, data)",
     ("flax.nnx", "Module"): (
-        "split it, `graphdef, params = nnx.split(model)`, and in the loss `model = nnx.merge(graphdef, params)`"
+        "split it, `graphdef, params = nnx.split(model)`, "
+        "and in the loss `model = nnx.merge(graphdef, params)`"
     ),
     (
         "flax.linen",
@@ -87,7 +88,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
-    """Whether a value is an instance of the class `name` of `module` or of its submodules."""
+    """Return whether a value is an instance of class `name` of `module` or its submodules."""
     for base in type(value).__mro__:
         is_inside = base.__module__ == module or base.__module__.startswith(f"{module}.")
         if base.__name__ == name and is_inside:

@@ -65,7 +65,7 @@ class CompiledStep:
         return state, StepMetrics(first, first + piece.count - 1, packed.names, packed.values)
 
     def _fused(self, state: TrainState, batches: Batch) -> tuple[TrainState, _Packed]:
-        """Several steps in a loop.
+        """Take several steps in a loop.
 
         On CPUs XLA compiles some small loops to a single function, in which it rounds in other
         places than in single steps. It does not do so with a loop in which something is sorted.
@@ -84,7 +84,7 @@ class CompiledStep:
         return jax.lax.scan(step, state, batches)
 
     def is_compiled(self, piece: Piece) -> bool:
-        """Whether the variant for such a piece is compiled."""
+        """Return whether the variant for such a piece is compiled."""
         return (piece.count, piece.kind) in self._compiled
 
     def compile(self, state: TrainState, piece: Piece) -> None:
@@ -92,14 +92,14 @@ class CompiledStep:
         self.finish(piece, self.lower(state, piece))
 
     def lower(self, state: TrainState, piece: Piece) -> Any:
-        """The first half of compiling, which depends on the thread's context: mesh, 64 bits."""
+        """Do the first half of compiling; it depends on the thread's context: mesh, 64 bits."""
         if piece.count == 1:
             step = spread(self._packed, self._mesh, self._parallel)
             _check_state(state, jax.eval_shape(step, state, piece.batch)[0])
         return self._jitted(state, stacked=piece.count > 1).lower(state, piece.batch)
 
     def trace(self, state: TrainState, batch: Batch) -> Any:
-        """The jaxpr of one step; its first results are the leaves of the new state.
+        """Return the jaxpr of one step; its first results are the leaves of the new state.
 
         None for a step of replicas. Only shapes matter. JAX caches the trace, so compiling the step
         does not trace it again.
@@ -107,7 +107,7 @@ class CompiledStep:
         return jax.jit(self._packed).trace(state, batch).jaxpr if self._parallel == "jit" else None
 
     def finish(self, piece: Piece, lowered: Any) -> None:
-        """The second half of compiling, in any thread."""
+        """Do the second half of compiling, in any thread."""
         self._compiled[piece.count, piece.kind] = lowered.compile()
 
     def _jitted(self, state: TrainState, *, stacked: bool) -> Any:
@@ -138,7 +138,7 @@ class CompiledStep:
             return jax.device_put(batch) if sharding is None else jax.device_put(batch, sharding)
 
     def flops(self) -> float | None:
-        """Floating-point operations of one step, if the compiler reports them."""
+        """Return the floating-point operations of one step, if the compiler reports them."""
         if self._flops is None and self._compiled:
             cost = next(iter(self._compiled.values())).cost_analysis()
             self._flops = cost.get("flops", 0.0) if isinstance(cost, dict) else 0.0
@@ -157,8 +157,8 @@ def compile_step(
 
     On a mesh the state has the given `shardings`, one per leaf, or else every device has all of it.
     The batch is split along its first axis; along its second if the batches of several steps are
-    `stacked`. With "jit" the compiler spreads the step; a step for "shard_map" or "pmap" takes means
-    itself, see `make_step(replicas=...)`.
+    `stacked`. With "jit" the compiler spreads the step; a step for "shard_map" or "pmap" takes
+    means itself, see `make_step(replicas=...)`.
     """
     step = spread(step, mesh, parallel, stacked=stacked)
     split = batch_sharding(mesh, stacked=stacked)
@@ -185,7 +185,7 @@ def _sharing(step: Callable[[S, Batch], M], mesh: Mesh) -> Callable[[S, Batch], 
 
 
 def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding | None:
-    """The sharding of a batch over a mesh; None if there is only one device."""
+    """Return the sharding of a batch over a mesh; None if there is only one device."""
     if mesh is None or mesh.size == 1:
         return None
     axes = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
@@ -193,7 +193,7 @@ def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding
 
 
 def axis_of(parallel: Parallel) -> Axis | None:
-    """The axis for `make_step(replicas=...)`; None with "jit", which has no replicas."""
+    """Return the axis for `make_step(replicas=...)`; None with "jit", which has no replicas."""
     return {"jit": None, "shard_map": BATCH_AXES, "pmap": _PMAP_AXIS}[parallel]
 
 
@@ -230,7 +230,7 @@ def spread(
         return jax.shard_map(
             function, mesh=mesh, in_specs=(whole, part), out_specs=(whole, whole), check_vma=False
         )
-    if jax.process_count() > 1:  # inside of jit, pmap only supports one process
+    if jax.process_count() > 1:  # inside jit, pmap only supports one process
         replicas = Mesh(mesh.devices.reshape(-1), (_PMAP_AXIS,))
         part = PartitionSpec(_PMAP_AXIS)
         return jax.shard_map(
@@ -270,20 +270,22 @@ def _pack(step: Step) -> Callable[[TrainState, Batch], tuple[TrainState, _Packed
 
 
 def _check_state(before: TrainState, after: TrainState) -> None:
-    """Raise TypeError if the step returns another kind of state than it was given."""
-    old, new = named_leaves(before), named_leaves(after)
+    """Raise TypeError if the step changes the structure, shapes or dtypes of its state."""
+    old = named_leaves(before)
+    new = named_leaves(after)
     for name in itertools.chain(old, new):
-        found, wanted = (
+        found, expected = (
             _describe(leaves[name]) if name in leaves else "missing" for leaves in (new, old)
         )
-        if found != wanted:
+        if found != expected:
             raise TypeError(
-                f"the step changes its state: leaf {name} is {found} after it, and {wanted} before; "
-                "a step must keep the structure, shapes and dtypes of its state"
+                f"the step changes its state: leaf {name} is {found} after it, and {expected} "
+                "before; a step must keep the structure, shapes and dtypes of its state"
             )
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise TypeError(
-            f"the step changes the types of its state: {type(after).__name__} after {type(before).__name__}"
+            f"the step changes the types of its state: it returned {type(after).__name__}, "
+            f"expected the structure of the {type(before).__name__} that it was given"
         )
 
 

@@ -79,7 +79,7 @@ class Consensus:
         self._propose(proposal)
 
     def go_on(self, count: int) -> bool:
-        """Whether to take the step after `count`; waits for a pending decision."""
+        """Return whether to take the step after `count`; waits for a pending decision."""
         with self._changed:
             self._wait()
             if self._last is not None and count >= self._last:
@@ -88,29 +88,29 @@ class Consensus:
             return True
 
     def is_over(self, count: int, *, wait: bool = False) -> bool:
-        """Whether it was agreed that step `count` is the last one."""
+        """Return whether it was agreed that step `count` is the last one."""
         with self._changed:
             if wait:
                 self._wait()
             return self._last is not None and count >= self._last
 
     def time(self, step: int) -> float:
-        """The time that all processes use after `step`."""
+        """Return the time that all processes use after `step`."""
         with self._changed:
             while self._ticks and self._ticks[0][0] <= step:
                 _, self._time = self._ticks.popleft()
             return self._time
 
-    def agree_on_time(self, step: int, now: float, wanted: float) -> float:
-        """The time for hooks after `step`; process 0 advances it once `now` reaches `wanted`."""
+    def agree_on_time(self, step: int, now: float, due: float) -> float:
+        """Return the time for hooks after `step`; process 0 advances it if `now` reaches `due`."""
         agreed = self.time(step)
-        if agreed < wanted <= now and self.group.is_chief and not self._ticking:
+        if agreed < due <= now and self.group.is_chief and not self._ticking:
             self._ticking = True
             self._propose({"time": now})
         return agreed
 
     def all_have(self, what: str, examples: int | None) -> bool:
-        """Whether every process has data; ProcessMismatchError unless parts have one length."""
+        """Return whether every process has data; raise if their parts differ in length."""
         counts = self.group.gather(what, examples, LIMIT)
         if None in counts:
             return False
@@ -152,9 +152,7 @@ class Consensus:
     def _wait(self) -> None:
         while self._holding or (self._asked and self._last is None):
             if not self._changed.wait(DECISION):
-                raise ClusterError(
-                    f"the processes did not agree on the last step within {DECISION:g} s"
-                )
+                raise ClusterError(f"the processes did not agree on a step within {DECISION:g} s")
 
 
 def check_program(group: ProcessGroup, step: int, text: str) -> None:
@@ -170,8 +168,8 @@ def check_program(group: ProcessGroup, step: int, text: str) -> None:
     here, there = next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
     raise ProcessMismatchError(
         f"processes 0 and {index} compiled different programs for step {step}: process {index} has "
-        f"{here[:200]!r}, process 0 has {there[:200]!r}; a step must not depend on the number of the "
-        "process, a clock, or the order of a set"
+        f"{here[:200]!r}, process 0 has {there[:200]!r}; a step must not depend on the rank, "
+        "a clock, or the order of a set"
     )
 
 
@@ -179,15 +177,15 @@ def check_group(group: ProcessGroup | None, mesh: Mesh | None) -> None:
     """Raise ValueError if this process is one of several but was not given their group."""
     if group is not None and group.count > 1:
         return
-    way_out = "with ftrain.cluster.connect() as group: ...  and give it to the loop, group=group"
+    way_out = "with ftrain.cluster.connect() as group: ...  and pass it to the loop, group=group"
     if mesh is not None and mesh.is_multi_process:
         raise ValueError(
             f"the mesh has devices of other processes, but the loop has no group: {way_out}"
         )
     if CLUSTER in os.environ and jax.process_count() == 1 and (member := membership()) is not None:
         raise ValueError(
-            f"this process was started as one of {member.process_count} ({CLUSTER}), but the loop has "
-            f"no group: {way_out}"
+            f"this process was started as one of {member.process_count} ({CLUSTER}), "
+            f"but the loop has no group: {way_out}"
         )
 
 
@@ -200,7 +198,7 @@ def check_shards(data: Any, mesh: Mesh | None) -> None:
     shard, shards = batch_shard(mesh)
     if isinstance(data, Pipeline) and (data.shard_index, data.shard_count) != (shard, shards):
         raise ValueError(
-            f"the pipeline yields part {data.shard_index} of {data.shard_count} of a batch, but this "
-            f"process needs part {shard} of {shards}: "
+            f"the pipeline yields part {data.shard_index} of {data.shard_count} of a batch, "
+            f"but this process needs part {shard} of {shards}: "
             "shard_index, shard_count = ftrain.cluster.batch_shard(mesh)"
         )

@@ -42,13 +42,13 @@ class Crash:
         return self.facts["step"]
 
     def state(self, like: TrainState) -> TrainState:
-        """The newest available state before the failed step; see its `step`."""
+        """Return the newest available state before the failed step; see its `step`."""
         if not (self.directory / _STATE).exists():
             raise LookupError(f"{self.directory} has no state: {'; '.join(self.facts['notes'])}")
         return CheckpointManager(self.directory / _STATE).restore(like=like)
 
     def batch(self, like: Batch) -> Batch | None:
-        """The batch of the failed step in the structure of `like`; None if it was not kept."""
+        """Return the batch of the failed step, structured like `like`; None if it was not kept."""
         if not (self.directory / _BATCH).exists():
             return None
         with np.load(self.directory / _BATCH) as arrays:
@@ -121,7 +121,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the libraries, the platform and the devices."""
+    """Return the versions of the libraries, the platform and the devices."""
     found = {name: importlib.metadata.version(name) for name in _VERSIONS}
     devices = f"{jax.device_count()} {jax.devices()[0].device_kind}"
     return found | {
@@ -132,7 +132,7 @@ def versions() -> dict[str, str]:
 
 
 def _typed(array: np.ndarray, like: Any) -> np.ndarray:
-    """An array read from a file, in its dtype: numpy's files do not know types such as bfloat16."""
+    """Return an array from a file in its dtype: numpy's files have no bfloat16 and the like."""
     return array.view(like.dtype) if array.dtype.kind == "V" else array
 
 

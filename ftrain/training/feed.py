@@ -71,7 +71,7 @@ class Feed:
         self._changed_shapes = ShapeWatch()
         self._pieces: Any = None  # the read-ahead thread, once started
         self._spare: deque[Piece] = deque()  # taken from the thread, but not used yet
-        self._step = 0  # the step before the one that is waited for
+        self._step = 0  # the step before the one that the loop waits for
         self._agreed = 0  # the newest step for which all processes exchanged whether they have data
         self._has_failed = False
 
@@ -100,7 +100,7 @@ class Feed:
         )
 
     def take(self, step: int, limit: float, kind: int, length: int = 1) -> Piece:
-        """The input of the next steps after `step`, at most `limit` of them.
+        """Return the input of the next steps after `step`, at most `limit` of them.
 
         A piece of several steps is only returned if its batches have the form `kind`. Batches that
         were read ahead one by one are stacked if a call takes `length` steps by now. Raises
@@ -129,7 +129,7 @@ class Feed:
         return piece
 
     def change(self, piece: Piece, step: int, hooks: Sequence[Hook], report: Report) -> Piece:
-        """The input of the step after `step` with the entries that `hooks` put into it."""
+        """Return the input of the step after `step` with the entries that `hooks` put into it."""
         batch = feed_batch(hooks, report, piece.batch)
         if not self._is_alone:  # each process feeds its part of an entry
             batch = {
@@ -165,7 +165,7 @@ class Feed:
         return piece
 
     def _stacked(self, first: Piece, length: int) -> Piece:
-        """`first` and the pieces after it as one piece; only `first` if they are of another form."""
+        """Return `first` and later pieces as one; only `first` if they are of another form."""
         pieces = [first]
         with suppress(Exception):  # the next call raises it again, after these pieces
             while len(pieces) < length and pieces[-1].count == 1 and pieces[-1].kind == first.kind:
@@ -179,7 +179,7 @@ class Feed:
         return first
 
     def _next_or_zeros(self, straggling: "_Straggling") -> Piece:
-        """The next piece, or one of zeros if it is late; the first piece is always waited for."""
+        """Return the next piece, or one of zeros if it is late; always wait for the first piece."""
         is_late = (
             straggling.last is not None
             and not self._spare
@@ -196,7 +196,7 @@ class Feed:
         return consensus.all_have(f"the data of step {step}", examples)
 
     def _prepare_and_put(self, step: int) -> Put:
-        """How batches after `step` are put on the devices; the read-ahead thread does it."""
+        """Return how batches after `step` are put on the devices; the read-ahead thread does it."""
         put = self._put if self._straggling is None else self._straggling.put
         prepare = self._prepare
         if prepare is None:
@@ -229,7 +229,7 @@ class _Straggling:
         return self._put_on_devices(batch | {CONTRIBUTES: weights}, count)
 
     def zeros(self) -> Piece:
-        """A piece of zeros, marked as not contributing."""
+        """Return a piece of zeros, marked as not contributing."""
         assert self._example is not None
         assert self.last is not None
         zeros: dict[str, Any] = jax.tree.map(np.zeros_like, self._example)
@@ -244,7 +244,7 @@ def _rows(batch: dict[str, Any]) -> int:
 def _piece_lengths(
     triggers: Sequence[Trigger], start: int, length: Callable[[], int]
 ) -> Iterator[int]:
-    """The number of steps of each piece: fused up to the steps at which hooks are due."""
+    """Yield the number of steps of each piece: fused up to the steps at which hooks are due."""
     for gap in gaps(triggers, start):
         while gap > 0:
             steps = length()

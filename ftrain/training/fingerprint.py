@@ -53,7 +53,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
 def fingerprint(
     function: Callable[..., Any], *arguments: Any, outputs: int | None = None
 ) -> str | None:
-    """A digest of what `function` computes, or of the first `outputs` leaves of its result.
+    """Return a digest of what `function` computes, or of the first `outputs` leaves of its result.
 
     Only shapes and dtypes of the arguments matter. The digest depends on the operations, their
     constants and the data flow; not on names, addresses, line numbers, devices, or the order of
@@ -68,7 +68,7 @@ def fingerprint(
 
 
 def fingerprint_jaxpr(closed: ClosedJaxpr, outputs: int | None = None) -> str:
-    """A digest of a traced function, or of its first `outputs` results."""
+    """Return a digest of a traced function, or of its first `outputs` results."""
     inputs = [
         _hash("input", number, _aval(variable))
         for number, variable in enumerate(closed.jaxpr.invars)
@@ -85,7 +85,7 @@ class _Digest:
         self._known: dict[int, tuple[Any, bytes]] = {}
 
     def results(self, jaxpr: Jaxpr, consts: Iterable[Any], inputs: Iterable[bytes]) -> list[bytes]:
-        """The hashes of the results, given those of the inputs."""
+        """Return the hashes of the results, given those of the inputs."""
         values: dict[Any, bytes] = dict(zip(jaxpr.constvars, map(_array, consts), strict=True))
         values |= dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -156,7 +156,7 @@ class _Digest:
 
 
 def _array(value: Any) -> bytes:
-    """The hash of a constant: of its value if it is small, else of its shape."""
+    """Return the hash of a constant: of its value if it is small, else of its shape."""
     if not isinstance(value, (np.ndarray, np.generic, jax.Array, bool, int, float, complex)):
         return _hash(
             type(value).__name__, getattr(value, "shape", ""), str(getattr(value, "dtype", ""))

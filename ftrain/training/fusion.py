@@ -42,7 +42,7 @@ def check_fuse(fuse: Fuse) -> None:
 
 
 def gaps(triggers: Sequence[Trigger], start: int) -> Iterator[float]:
-    """The numbers of steps between those at which a hook is due by count; infinity at the end."""
+    """Yield the numbers of steps between those with a hook due by count; infinity at the end."""
     step = start
     fired = [trigger.counts_from(start) for trigger in triggers]
     while True:
@@ -58,7 +58,7 @@ def gaps(triggers: Sequence[Trigger], start: int) -> Iterator[float]:
 
 
 def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
-    """The length, at most `most`, with which the fewest calls reach all steps with a due hook.
+    """Return the length, up to `most`, with which the fewest calls reach all steps with a due hook.
 
     >>> from ftrain.training import every
     >>> best_length([every(steps=100), every(steps=500)], 0, 32)
@@ -75,7 +75,7 @@ def best_length(triggers: Sequence[Trigger], start: int, most: int) -> int:
 class Fuser:
     """Decides how many steps a fused call takes: up to a given number or, with "auto", the fastest.
 
-    Steps are only fused if a trial finds that this changes no bit: inside of a loop the compiler
+    Steps are only fused if a trial finds that this changes no bit: inside a loop the compiler
     may compute a convolution, for example, in another way, or round a sum once instead of twice.
     With "auto" some single steps are measured first: long steps gain nothing, unless dispatching
     them is slow. Then a thread compiles the fused call, while the run continues with single steps.
@@ -183,7 +183,7 @@ class Fuser:
         try:
             several = _stacked(self._program, [piece] * self._candidate)
             lowered = self._program.lower(state, several)
-        except Exception as error:  # noqa: BLE001 - single steps work
+        except Exception as error:  # noqa: BLE001 - single steps still work
             compiled.set_exception(error)
             return
 
@@ -191,12 +191,12 @@ class Fuser:
             try:
                 self._program.finish(several, lowered)
                 compiled.set_result(None)
-            except Exception as error:  # noqa: BLE001 - the same
+            except Exception as error:  # noqa: BLE001 - single steps still work
                 compiled.set_exception(error)
 
         self._compiling = threading.Thread(target=work, name="ftrain-compile", daemon=True)
         self._compiling.start()
-        if self._fuse != "auto":  # the user asked for fused steps from the start
+        if self._fuse != "auto":  # the user requests fused steps from the start
             self._compiling.join()
 
     def _decide(self, state: TrainState) -> str:
@@ -205,7 +205,7 @@ class Fuser:
         self.give_up()
         trial = compare(self._program, state, piece, self._candidate)
         if trial.difference is not None:
-            return f"steps are not fused: fused ones give other bits, in {trial.difference} first"
+            return f"steps are not fused: fused ones return other bits, first in {trial.difference}"
         share = trial.fused_seconds / trial.single_seconds
         if self._fuse == "auto" and share > MAX_SHARE:
             return ""
@@ -280,7 +280,7 @@ def _take(
 
 
 def first_difference(one: Taken, other: Taken) -> str | None:
-    """The name of the first leaf of the state, or else of the metrics, whose bits differ."""
+    """Return the name of the first leaf of the state, or else of the metrics, whose bits differ."""
     for name, found in one.state.items():
         if found != other.state[name]:
             return f"leaf {name}"
@@ -288,13 +288,13 @@ def first_difference(one: Taken, other: Taken) -> str | None:
 
 
 def _stacked(program: CompiledStep, pieces: list[Piece]) -> Piece:
-    """One piece of several steps, on the devices."""
+    """Return one piece of several steps, on the devices."""
     several = stack(pieces)
     return dataclasses.replace(several, batch=program.put(several.batch, several.count))
 
 
 def _factor(number: int) -> float:
-    """A number near 1, another for each `number`."""
+    """Return a factor near 1, a different one for each `number`."""
     return 0.9 + 0.2 * (number * GOLDEN_RATIO % 1.0)
 
 
@@ -303,7 +303,7 @@ def _scale_batch(piece: Piece, factor: float) -> Piece:
 
 
 def _scale(tree: Tree, factor: float) -> Tree:
-    """A copy with all floating-point numbers multiplied, each in its own precision and place.
+    """Return a copy with all floating-point numbers multiplied, in their own precision and place.
 
     The numbers are multiplied on the host: for a thousand leaves, dispatching a thousand products
     takes longer than copying them there and back.

@@ -11,12 +11,12 @@ from ftrain.training.step_metrics import StepMetrics
 from ftrain.training.stopping import Stopping
 from ftrain.training.trigger import Trigger, never
 
-Value = float | str  # a number, or a text
+Value = float | str
 Listener = Callable[..., None]
 
 
 class Host(Protocol):
-    """What a report gives hooks access to."""
+    """What hooks can access through a report."""
 
     coordinator: Coordinator
     stopping: Stopping
@@ -114,14 +114,14 @@ class Report:
         )
 
     def values(self) -> dict[str, Value]:
-        """All metrics of the step, and what hooks published so far; waits for the device.
+        """Return all metrics of the step, and what hooks published so far; waits for the device.
 
         Empty before the first step.
         """
         return {**self._numbers(), **self.published}
 
     def read(self, metric: str) -> float:
-        """One metric of the step as a number; waits for the device."""
+        """Return one metric of the step as a number; waits for the device."""
         numbers = self._numbers()
         return numbers[metric] if metric in numbers else float(self._metrics.column(metric)[-1])
 
@@ -155,15 +155,15 @@ class Report:
         self._host.save(self)
 
     def flops(self) -> float | None:
-        """Floating-point operations of one compiled step, if the compiler reports them."""
+        """Return the floating-point operations of one step, if the compiler reports them."""
         return self._host.flops()
 
     def hook_states(self) -> dict[str, Mapping[str, Any]]:
-        """The states of all hooks, for the hook that saves; see `Hook.state`."""
+        """Return the states of all hooks, for the hook that saves; see `Hook.state`."""
         return self._host.hook_states()
 
     def past(self, step: int) -> PastStep:
-        """An earlier step, to be inspected or taken again."""
+        """Return an earlier step, to be inspected or taken again."""
         return self._host.past(step)
 
     def _numbers(self) -> dict[str, float]:
@@ -177,7 +177,7 @@ def _plain(name: str, value: Any) -> Value:
         return value if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         raise TypeError(
-            f"{name} must be a number or a text to be published, got {value!r:.60}"
+            f"{name} must be a number or a string to be published, got {value!r:.60}"
         ) from None
 
 
@@ -268,7 +268,7 @@ class StateSaver(Hook):
         """
 
     def saved_hook_states(self) -> Mapping[str, Mapping[str, Any]] | None:
-        """The hook states saved with the state that `restore_state` returned; None without one."""
+        """Return the hook states saved with the state from `restore_state`; None without one."""
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:
@@ -278,12 +278,13 @@ def check_hooks(hooks: Sequence[Any]) -> None:
             raise TypeError(f"hooks must be instances of ftrain.Hook, got {hook!r}")
         if not isinstance(hook.when, Trigger):
             raise TypeError(
-                f"{type(hook).__name__}.when must be a trigger, such as every(steps=100), got {hook.when!r}"
+                f"{type(hook).__name__}.when must be a trigger, such as every(steps=100), "
+                f"got {hook.when!r}"
             )
 
 
 def feed_batch(hooks: Sequence[Hook], report: Report, batch: Batch) -> Batch:
-    """The batch with the entries that hooks put into it."""
+    """Return the batch with the entries that hooks put into it."""
     fed: dict[str, Any] = {}
     for hook in hooks:
         entries = hook.before_step(report, batch) or {}

@@ -80,6 +80,7 @@ class HookDispatch:
         self._replayer = replayer
         self.timing = timing
         self._now = now
+        self._ended: set[int] = set()  # the ids of hooks that have ended
         self._calls: deque[DispatchedCall] = deque()
         self._settling: DispatchedCall | None = None  # the newest call that was waited for
         self._waiting_for: int | None = None  # the first step of the call that is being waited for
@@ -136,7 +137,10 @@ class HookDispatch:
         self._waiting_for = None
 
     def end(self) -> None:
-        """Call `end` of every hook, even if one of them raises an exception."""
+        """Call `end` of every hook, even if one of them raises an exception.
+
+        After a transient error this is called again, for the hooks that did not end.
+        """
         self.ending = True
         report = self.report()
         if self._last_step == report.step:
@@ -146,8 +150,10 @@ class HookDispatch:
             self._calling = hook
             with self.timing.measure(type(hook).__name__):
                 hook.end(report)
+            self._ended.add(id(hook))
 
-        call_all([functools.partial(end, hook) for hook in self._hooks])
+        waiting = [hook for hook in self._hooks if id(hook) not in self._ended]
+        call_all([functools.partial(end, hook) for hook in waiting])
 
     def final_state(self, agree: Callable[[], None]) -> TrainState | None:
         """The state that a hook ends the run with; None to keep that of the last step.
@@ -230,7 +236,7 @@ class HookDispatch:
                     hook.after_step(report)
 
     def past(self, step: int) -> PastStep:
-        """An earlier step, to be inspected or taken again."""
+        """Return an earlier step, to be inspected or taken again."""
         position = self._position
         return self._replayer.past(
             step,
@@ -239,7 +245,7 @@ class HookDispatch:
         )
 
     def report(self) -> Report:
-        """The report of the newest step; reading its metrics waits for the device."""
+        """Return the report of the newest step; reading its metrics waits for the device."""
         return self._report(self._position.metrics, self._position.state)
 
     def _report(
@@ -249,7 +255,7 @@ class HookDispatch:
         due: Sequence[Hook] = (),
         examples: int = 0,
     ) -> Report:
-        """The report of the last step of `metrics`.
+        """Return the report of the last step of `metrics`.
 
         Hooks that are `due` get the report; others that listen get what is published. The state is
         only part of it if a due hook needs it, because the next step overwrites it.
@@ -339,7 +345,7 @@ class HookMemory:
         self._saved: HookStates = {}
 
     def collect(self) -> dict[str, Mapping[str, Any]]:
-        """The states of all hooks that have one."""
+        """Return the states of all hooks that have one."""
         states = {key: _checked(key, hook.state()) for key, hook in self._hooks.items()}
         return {key: state for key, state in states.items() if state is not None}
 

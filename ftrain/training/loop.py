@@ -155,14 +155,14 @@ class Loop:
         return self._stopping.interrupted
 
     def report(self) -> Report:
-        """The report of the newest step; reading its metrics waits for the device."""
+        """Return the report of the newest step; reading its metrics waits for the device."""
         return self._hook_calls.report()
 
     def should_stop(self) -> bool:
-        """Whether the newest step was the last one."""
+        """Return whether the newest step was the last one."""
         return self._stopping.is_due(self.steps_taken)
 
-    def request_stop(self, reason: str = "asked to") -> None:
+    def request_stop(self, reason: str = "requested") -> None:
         """Stop before the next step or, with other processes, at the next step they agree on.
 
         The first reason given is kept.

@@ -17,7 +17,8 @@ Batch = Any  # a pytree of arrays with a leading axis of examples, most often a 
 Metrics = dict[str, jax.Array]
 
 # (params, batch, rng) -> loss | (loss, metrics)
-# or, if the state has a model state: (params, batch, rng, model_state) -> (loss, metrics, model_state)
+# or, if the state has a model state:
+# (params, batch, rng, model_state) -> (loss, metrics, model_state)
 # where the loss and each metric is a scalar, a mean over examples, or a WeightedMean
 LossFunction = Callable[..., Any]
 
@@ -91,7 +92,7 @@ def differentiate(
     *,
     merge_rows: bool = True,
 ) -> tuple[Differentiated, Tree]:
-    """Loss, metrics and gradients of a batch in `parts` microbatches, and the new model state."""
+    """Return loss, metrics, gradients and new model state of a batch in `parts` microbatches."""
     scale = loss_scale(state.opt_state)
 
     def scaled(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):

@@ -27,9 +27,9 @@ NAME = "run.json"
 CONFIG = "config.toml"  # in a directory that has one, the command line compares configs instead
 _LIBRARIES = ("ftrain", "jax", "optax", "flax", "equinox", "dm-haiku")
 _OF_A_RUN = re.compile(  # the names of files that a run writes
-    r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|data\.json|"
-    r"run(\.\d+)?\.json|warm_start\.json|"
-    r"run\.lock(\.takeover)?|config(\.\d+)?\.toml|faults_\d+\.txt"
+    r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|"
+    r"data\.json|run(\.\d+)?\.json|warm_start\.json|run\.lock(\.takeover)?|"
+    r"config(\.\d+)?\.toml|faults_\d+\.txt"
 )
 
 Facts = dict[str, Any]
@@ -43,8 +43,8 @@ class RunMismatchError(ValueError):
         self.differences = differences
         super().__init__(
             f"{directory} has a different run: {'; '.join(differences)}\n"
-            "overwrite=True sets it aside and starts again, accept_changes=True resumes it with the "
-            "changes; or choose another directory"
+            "overwrite=True sets it aside and starts again, accept_changes=True resumes it "
+            "with the changes; or choose another directory"
         )
 
 
@@ -90,7 +90,7 @@ class RunRecord:
         self.is_current = False  # whether the file is known to describe this run
 
     def find_differences(self, state: Callable[[], TrainState]) -> list[str]:
-        """How this run differs from the one in the directory; `state` returns its shapes."""
+        """Return how this run differs from the one in the directory; `state` returns its shapes."""
         before = self._read()
         if before is None:
             return []
@@ -126,7 +126,7 @@ class RunRecord:
     def _fingerprints(
         self, before: Facts | None, state: TrainState, batch: Tree
     ) -> dict[str, str | None]:
-        """The fingerprints of the code; with a record `before`, those that can be compared."""
+        """Return fingerprints of the code; with a record `before`, those that can be compared."""
         made_with = _made_with()
         then = made_with if before is None else before["made_with"]
         libraries = [name for name in made_with if name not in ("devices", "processes")]
@@ -146,7 +146,7 @@ class RunRecord:
         return found
 
     def _of_step(self, state: TrainState, batch: Tree) -> str | None:
-        """The fingerprint of the new state that the step computes; metrics are not compared."""
+        """Return the fingerprint of the state that the step computes; metrics do not count."""
         try:
             traced = self._program.trace(state, batch)
             return (
@@ -182,7 +182,7 @@ class RunRecord:
         )
 
     def _read(self) -> Facts | None:
-        """The record; None if it is missing or cannot be read."""
+        """Return the record; None if it is missing or cannot be read."""
         try:
             found = json.loads(retry(self._path.read_bytes))
             return (
@@ -252,7 +252,8 @@ def _encode(batch: Any) -> Any:
         return {name: _encode(value) for name, value in batch.items()}
     if type(batch) in (list, tuple):
         return [type(batch).__name__, *map(_encode, batch)]
-    shape, dtype = getattr(batch, "shape", None), getattr(batch, "dtype", None)
+    shape = getattr(batch, "shape", None)
+    dtype = getattr(batch, "dtype", None)
     if shape is None or dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError
     return f"{dtype}[{','.join(map(str, shape))}]"
@@ -267,7 +268,7 @@ def _of_optimizer(optimizer: optax.GradientTransformation, state: TrainState) ->
 
 
 def _loss(loss_fn: LossFunction, *given: Any) -> Any:
-    """The loss without the metrics."""
+    """Return the loss without the metrics."""
     result = call_loss(loss_fn, *given)
     return result[0] if isinstance(result, tuple) else result
 
@@ -284,7 +285,7 @@ def _made_with() -> Facts:
 
 
 def _unused(pattern: Path) -> Path:
-    """The first path that does not exist, with 1, 2, ... in the place of the braces."""
+    """Return the first path that does not exist, with 1, 2, ... in the place of the braces."""
     number = 1
     while exists(path := pattern.with_name(pattern.name.format(number))):
         number += 1

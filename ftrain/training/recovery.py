@@ -26,7 +26,7 @@ class Scaffold:
 
     All of it is repeated when a run recovers. `init_fn(state)` is called if no hook restored a
     checkpoint, then always `local_init_fn(state)`; both return a state. `ready_fn(state)` returns
-    None, or a text that says why the state is not ready.
+    None, or a string with the reason why the state is not ready.
 
     With `wait_secs` nothing is initialised: a process that is not the chief waits up to that many
     seconds for the chief's first checkpoint, which the hooks restore. It saves nothing either,
@@ -45,7 +45,7 @@ class Scaffold:
         hooks: Sequence[Hook],
         like: TrainState | None = None,
     ) -> TrainState:
-        """The state to start from.
+        """Return the state to start from.
 
         `initial` makes the state before the first step. It is not called if a checkpoint is
         restored and `like` has the shapes of the state.
@@ -79,7 +79,8 @@ class Scaffold:
                 return first if self.init_fn is None else self.init_fn(first)
             if time.monotonic() >= deadline:
                 raise NotReadyError(
-                    f"no checkpoint to start from appeared within {self.wait_secs:g} s; is the chief running?"
+                    f"no checkpoint to start from appeared within {self.wait_secs:g} s; "
+                    "is the chief running?"
                 )
             time.sleep(min(self.poll_secs, max(0.0, deadline - time.monotonic())))
 
@@ -107,7 +108,7 @@ class StartPoint:
         self._sharding = sharding
 
     def state(self) -> TrainState:
-        """A new copy of the state to start from."""
+        """Return a new copy of the state to start from."""
         initial = functools.partial(place, self._initial, self._mesh, self._sharding)
         shapes = self._initial.like if isinstance(self._initial, Initial) else None
         like = None if shapes is None else shapes()
@@ -123,7 +124,7 @@ def _copy(state: TrainState) -> TrainState:
 
 
 def can_be_retried(error: BaseException) -> bool:
-    """Whether this is a transient runtime error.
+    """Return whether this is a transient runtime error.
 
     >>> can_be_retried(jax.errors.JaxRuntimeError("UNAVAILABLE: connection lost"))
     True
@@ -147,7 +148,7 @@ class Recoveries:
         self._furthest = -1
 
     def allow(self, error: BaseException, step: int) -> bool:
-        """Whether to recover from `error`, which was raised after `step`."""
+        """Return whether to recover from `error`, which was raised after `step`."""
         if not can_be_retried(error):
             return False
         if step > self._furthest:

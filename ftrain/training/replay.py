@@ -89,7 +89,7 @@ class Replayer:
     def past(
         self, step: int, batch: Callable[[], Batch | None], state: Callable[[], TrainState | None]
     ) -> PastStep:
-        """A step whose `batch` and `state` functions return what is still in memory, or None."""
+        """Return a step; `batch` and `state` return what is still in memory, or None."""
         return PastStep(
             step,
             take=self._take,
@@ -132,7 +132,7 @@ def forward(
     *,
     limit: float = LIMIT,
 ) -> TrainState:
-    """The state before `step`, computed from an earlier one by taking the steps again."""
+    """Return the state before `step`, computed from an earlier one by taking the steps again."""
     start = int(state.step)
     if start > step - 1:
         raise ReplayError(f"the earliest state available is of step {start}, after step {step - 1}")
@@ -164,27 +164,27 @@ def locate(step: Step, state: TrainState, batch: Batch) -> list[str]:
     `state` is the state before the step. Gradients are included for a step made by `make_step`.
     """
     found = [
-        *_not_finite("batch", batch),
-        *_not_finite("params", state.params),
-        *_not_finite("opt_state", state.opt_state),
-        *_not_finite("model_state", state.model_state),
+        *_nonfinite("batch", batch),
+        *_nonfinite("params", state.params),
+        *_nonfinite("opt_state", state.opt_state),
+        *_nonfinite("model_state", state.model_state),
     ]
     if isinstance(step, TrainStep):
         loss, metrics, _, gradients = jax.jit(step.differentiate)(state, batch)
         found += [
-            *_not_finite("metrics", {"loss": loss, **metrics}),
-            *_not_finite("gradients", gradients),
+            *_nonfinite("metrics", {"loss": loss, **metrics}),
+            *_nonfinite("gradients", gradients),
         ]
     after, metrics = jax.jit(step)(state, batch)
     known = NAN_IF_UNKNOWN | ({"loss"} if isinstance(step, TrainStep) else set())
-    found += _not_finite(
+    found += _nonfinite(
         "metrics", {name: value for name, value in metrics.items() if name not in known}
     )
-    found += _not_finite("params after the step", after.params)
+    found += _nonfinite("params after the step", after.params)
     return list(dict.fromkeys(found))
 
 
-def _not_finite(what: str, tree: Tree) -> list[str]:
+def _nonfinite(what: str, tree: Tree) -> list[str]:
     phrases: list[str] = []
     for name, leaf in named_leaves(tree).items():
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
@@ -195,7 +195,7 @@ def _not_finite(what: str, tree: Tree) -> list[str]:
             share = f"{int(bad.sum()):,} of {bad.size:,} values" if bad.ndim else f"{values}"
             where = f", the first at {list(map(int, np.argwhere(bad)[0]))}" if bad.ndim else ""
             phrases.append(
-                f"{what}/{name} ({share} not finite{where})"
+                f"{what}/{name} ({share} non-finite{where})"
                 if bad.ndim
                 else f"{what}/{name} ({share})"
             )
@@ -243,7 +243,7 @@ def _describe(equation: JaxprEqn, what: str, inputs: Sequence[Any]) -> str:
 
 
 def _line_of(equation: JaxprEqn) -> str:
-    """The line of the user's code that an operation comes from, or else the nearest one."""
+    """Return the line of the user's code that an operation comes from, or else the nearest one."""
     trace = equation.source_info.traceback
     frames = [] if trace is None else list(trace.frames)
     outside = [frame for frame in frames if not _is_library(frame.file_name)]

@@ -23,17 +23,17 @@ class Reduction:
         self.metrics: dict[str, jax.Array] = {}  # further metrics
 
     def rng(self, rng: jax.Array) -> jax.Array:
-        """The random key of this replica."""
+        """Return the random key of this replica."""
         return rng
 
     def loss(self, loss: jax.Array | WeightedMean) -> jax.Array | WeightedMean:
-        """The loss of all replicas."""
+        """Return the loss of all replicas."""
         return loss
 
     def all(
         self, found: Differentiated, model_state: Tree, before: Tree, *, merge_rows: bool
     ) -> tuple[Differentiated, Tree]:
-        """Loss, metrics and gradients of all replicas, and their model state.
+        """Return loss, metrics and gradients of all replicas, and their model state.
 
         `before` is the model state before the step.
         """
@@ -88,5 +88,5 @@ class ReplicaReduction(Reduction):
 
 
 def make_reduction(batch: Batch, axis: Axis | None) -> Reduction:
-    """How a step uses its batch: along an axis of replicas, or alone if that is None."""
+    """Return how a step uses its batch: along an axis of replicas, or alone if that is None."""
     return Reduction(batch) if axis is None else ReplicaReduction(batch, axis)

@@ -55,7 +55,7 @@ class ProgressReport(Hook):
 
 
 def with_progress(hooks: Sequence[Hook], timing: Timing, position: Position) -> list[Hook]:
-    """The hooks and, if a supervisor started this process, the one that reports to it."""
+    """Return the hooks and, if a supervisor started this process, the one that reports to it."""
     reporter = reporter_of_this_process()
     return (
         [*hooks, ProgressReport(reporter, timing, position)] if reporter.is_supervised else [*hooks]

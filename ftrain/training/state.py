@@ -40,7 +40,7 @@ class TrainState:
         averages: bool | str | Sequence[str] = False,
         model_state: Tree | None = None,
     ) -> Self:
-        """The state before the first step.
+        """Return the state before the first step.
 
         Args:
           seed: an integer, or a key of `jax.random.key`.
@@ -63,7 +63,7 @@ class TrainState:
         return _unshare(state)
 
     def replace(self, **changes: Tree) -> Self:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -119,7 +119,7 @@ def _put(leaf: jax.Array, where: NamedSharding) -> jax.Array:
 
 
 def _start_averages(params: Tree, averages: bool | str | Sequence[str]) -> Tree | None:
-    """Averages, at least in float32: in half precision a slow average would not change."""
+    """Return the first averages, at least in float32: half precision would freeze slow ones."""
     if averages is False:
         return None
     return start_averages(params, () if averages is True else averages)

@@ -51,7 +51,7 @@ def make_step(
     learning_rate: LearningRate | None = None,
     replicas: Axis | None = None,
 ) -> "TrainStep":
-    """The pure step `(state, batch) -> (state, metrics)` that follows the gradient of `loss_fn`.
+    """Make the pure step `(state, batch) -> (state, metrics)` that minimises `loss_fn`.
 
     Metrics are those of the loss function and always `loss`, `learning_rate` and `gradient_norm`
     (before clipping); with an optimizer that skips updates, such as one in a `guard`, also
@@ -60,16 +60,16 @@ def make_step(
     one. Parameters that the optimizer freezes, by `optax.set_to_zero()`, do not count in the norm.
 
     Args:
-      loss_fn: `(params, batch, rng) -> loss` or `-> (loss, metrics)`; if the state has a
-        model state, `(params, batch, rng, model_state) -> (loss, metrics, model_state)`. The loss and each
-        metric is a scalar, which counts as a mean over examples, or a `ftrain.WeightedMean`: return
-        that for any other mean, such as one over unmasked tokens, whose number differs between
-        parts of a batch.
+      loss_fn: `(params, batch, rng) -> loss` or `-> (loss, metrics)`; if the state has a model
+        state, `(params, batch, rng, model_state) -> (loss, metrics, model_state)`. The loss and
+        each metric is a scalar, which counts as a mean over examples, or a `ftrain.WeightedMean`:
+        return that for any other mean, such as one over unmasked tokens, whose number differs
+        between parts of a batch.
       clip_global_norm: the largest global norm of the gradients; longer ones are scaled down.
       accumulate: the number of microbatches that a batch is split into, to save memory. Each has
         its own random numbers.
-      averages: the decay of moving averages of the parameters, a -= (1 - decay) * (a - p); create the
-        state with `averages=True`, or with a pattern for some of them. Averages of a table cost
+      averages: the decay of moving averages of the parameters, a -= (1 - decay) * (a - p); create
+        the state with `averages=True`, or with a pattern for some of them. Averages of a table cost
         time for all of its rows.
       averages_ramp: use the smaller of `averages` and (1 + n) / (10 + n) as the decay of step n, so
         that averages leave the initial parameters quickly: `num_updates` of TensorFlow 1's
@@ -77,10 +77,10 @@ def make_step(
       merge_rows: whether rows of a table that a batch reads twice are summed before the norm is
         computed, as in the gradient of the whole table. False uses the rows as they were read, as
         TensorFlow 1 does for IndexedSlices.
-      replicas: the axis of replicas, each with its part of the batch, over which means are taken, for
-        `shard_map` and `pmap`. The model state should be means over examples. Each replica has its
-        own random numbers. A replica whose examples have weight 0 in the entry CONTRIBUTES of the
-        batch is left out.
+      replicas: the axis of replicas, each with its part of the batch, over which means are taken,
+        for `shard_map` and `pmap`. The model state must consist of means over examples. Each
+        replica has its own random numbers. A replica whose examples have weight 0 in the entry
+        CONTRIBUTES of the batch is left out.
       learning_rate: shown in the metrics for an optimizer whose state has no learning rate, such as
         those of optax; without it they show NaN.
     """
@@ -189,7 +189,7 @@ class TrainStep:
     def differentiate(
         self, state: TrainState, batch: Batch
     ) -> tuple[jax.Array, Metrics, Tree, Tree]:
-        """Loss, metrics, model state and gradients of the step, before any clipping."""
+        """Return loss, metrics, model state and gradients of the step, before any clipping."""
         reduction = make_reduction(batch, self.replicas)
         rng = reduction.rng(_rng(state))
         found, model_state = differentiate(
@@ -214,7 +214,7 @@ def _average(state: TrainState, params: Tree, decay: float | None, ramp: bool) -
 
 
 def _shown_skips(before: Tree, after: Tree) -> Metrics:
-    """The metrics of transforms that skip updates."""
+    """Return the metrics of transforms that skip updates."""
     scale = loss_scale(after)
     earlier = skipped_updates(before)
     now = skipped_updates(after)
@@ -225,7 +225,7 @@ def _shown_skips(before: Tree, after: Tree) -> Metrics:
 
 
 def _shown_rate(opt_state: Tree, learning_rate: LearningRate | None, step: jax.Array) -> jax.Array:
-    """The rate in the state of the optimizer, or else the given one, or else NaN for unknown."""
+    """Return the rate in the state of the optimizer, else the given one, else NaN for unknown."""
     current = current_learning_rate(opt_state)
     if current is not None:
         return current

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,9 +28,7 @@ class StepMetrics:
     ):
         self.first = first
         self.last = last
-        self.time = (
-            0.0  # in seconds: when the call was dispatched, and then when it was found finished
-        )
+        self.time = 0.0  # in seconds: when it was dispatched, and then when it was found finished
         self.names = names
         self._packed = packed  # (metrics,) of one step, or (steps, metrics and more)
         self._table: np.ndarray | None = None
@@ -65,7 +64,8 @@ class StepMetrics:
 
     def is_ready(self) -> bool:
         """Whether the steps are finished."""
-        return self._packed is None or self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue] - no stub
+        packed: Any = self._packed  # its stub lacks is_ready
+        return packed is None or packed.is_ready()
 
 
 clock = time.perf_counter

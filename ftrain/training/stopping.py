@@ -1,4 +1,4 @@
-"""Stopping a run: requests, Ctrl-C and other signals, and the step at which several processes stop."""
+"""Stopping a run: requests, Ctrl-C and other signals, and the last step of several processes."""
 
 import os
 import signal
@@ -42,9 +42,9 @@ class Stopping:
         return None
 
     def is_due(self, step: int) -> bool:
-        """Whether `step` was the last one; if so, no further step may be taken."""
+        """Return whether `step` was the last one; if so, no further step may be taken."""
         if self._coordinator.should_stop():
-            self.ask("a thread asked to")
+            self.ask("requested by a thread")
         self.hear(step)
         self._is_final = self.reason is not None
         return self._is_final
@@ -56,7 +56,7 @@ class Stopping:
             self.reason = self._consensus.reason
 
     def is_coming(self, step: int) -> bool:
-        """Whether the data after `step` are no longer needed; called by the read-ahead thread."""
+        """Return whether data after `step` are no longer needed; for the read-ahead thread."""
         is_over = self._consensus is not None and self._consensus.is_over(step)
         return self.interrupted or is_over or self._coordinator.should_stop()
 
@@ -77,8 +77,8 @@ class Stopping:
         self.ask(DATA_ENDED)
         if self._consensus is not None and not self._consensus.is_over(step, wait=True):
             raise ProcessMismatchError(
-                f"the data of process {self._consensus.group.index} end after step {step}, but others "
-                "have started a later one; all processes need the same number of batches"
+                f"the data of process {self._consensus.group.index} end after step {step}, "
+                "but others have started a later one; all need the same number of batches"
             )
 
     def catch_up(self, step: Callable[[], int], take: Callable[[], None]) -> None:
@@ -143,13 +143,13 @@ def stop_on_signals(
 ) -> Iterator[None]:
     """While this is entered, the first of `signals` calls `stop` with its name.
 
-    The second one ends the process. `saves` is False if the stopped run is not saved, which the
-    logged line then says.
+    The second one ends the process. `saves` is False if the stopped run is not saved; the
+    logged line then states that.
 
     A thread does both, because a Python handler has to wait for the main thread, and that may be
     compiling, or waiting for the device. Outside of the main thread, where signals cannot be
     handled, this does nothing. A signal that this process was started to ignore, such as SIGINT in
-    the background of a script, stays ignored, and a line says so.
+    the background of a script, stays ignored, with a line in the log.
     """
     action = (
         "saving and stopping"

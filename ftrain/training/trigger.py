@@ -19,16 +19,16 @@ class Trigger:
         return math.inf
 
     def counts_from(self, start: int) -> int | None:
-        """The value of `fired` before it is first due, in a run that starts at step `start`."""
+        """Return the first value of `fired`, in a run that starts at step `start`."""
         return start
 
     def next(self, step: int, fired: int | None = None) -> float:
-        """The first step after `step` at which this is due by count, or infinity."""
+        """Return the first step after `step` at which this is due by count, or infinity."""
         del step, fired
         return math.inf
 
     def due(self, step: int, waited: float, fired: int | None = None) -> bool:
-        """Whether this is due after `step`, `waited` seconds after it was due last."""
+        """Return whether this is due after `step`, `waited` seconds after it was due last."""
         return self.next(step - 1, fired) == step or (waited >= self.patience and step != fired)
 
 
@@ -75,7 +75,7 @@ class _First(Trigger):
 
 
 def every(*, steps: int | None = None, secs: float | None = None) -> Trigger:
-    """At every multiple of `steps`, or when `secs` seconds have passed since the last time, or both.
+    """At every multiple of `steps`, when `secs` seconds have passed since the last time, or both.
 
     It counts from step 0, not from the start of the run, so a resumed run fires at the same steps.
     """
@@ -149,7 +149,7 @@ class HookSchedule(Generic[H]):
         self.look_ahead(step)
 
     def due(self, step: int, now: float) -> list[H]:
-        """The hooks that are due after `step`."""
+        """Return the hooks that are due after `step`."""
         if step < self.next_step and now < self.next_time:
             return []
         due: list[H] = []

@@ -1,4 +1,4 @@
-"""Checkpoints in memory, and small arrays, for tests that carry values over."""
+"""Checkpoints in memory, and small arrays, for tests of warm starts."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class Stored(NamedTuple):
 
 
 class Memory:
-    """A checkpoint in memory, that notes what is read of it."""
+    """A checkpoint in memory that records which variables are read."""
 
     def __init__(self, **arrays):
         self.arrays = {name.replace("__", "/"): np.asarray(array) for name, array in arrays.items()}

@@ -1,4 +1,7 @@
-"""A process of a job that saves or restores: multihost_program.py PORT INDEX COUNT DIRECTORY ACTION"""
+"""One process of a job that saves or restores.
+
+multihost_program.py PORT INDEX COUNT DIRECTORY ACTION
+"""
 
 import sys
 
@@ -10,7 +13,8 @@ from ftrain.checkpoints import CheckpointManager, DamagedError
 
 
 def spread(value, *axes):
-    value, mesh = np.asarray(value), Mesh(np.array(jax.devices()), ("data",))
+    value = np.asarray(value)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
     return jax.make_array_from_callback(
         value.shape, NamedSharding(mesh, PartitionSpec(*axes)), lambda at: value[at]
     )
@@ -24,7 +28,7 @@ def tree(step: int):
 
 
 def numbers(tree) -> dict:
-    """What this process has of a tree."""
+    """Return the parts of a tree that this process holds."""
     plain = {**tree, "rng": jax.random.key_data(tree["rng"])}
     own = {
         name: [np.asarray(s.data) for s in plain[name].addressable_shards]

@@ -114,7 +114,7 @@ def test_a_clock_that_is_put_back_does_not_change_what_is_latest(tmp_path):
 
 
 def test_a_step_saved_anew_is_the_latest(tmp_path):
-    """A run that went back to step 1 and on from there is resumed from where it is, not from where it once was."""
+    """A run that went back to step 1 resumes from its newest save, not from its highest step."""
     manager = CheckpointManager(tmp_path, keep=3)
     for step in (1, 2, 3):
         manager.save(step, tree(step))
@@ -169,7 +169,9 @@ def test_a_checkpoint_that_a_killed_process_did_not_enter_is_found(tmp_path):
     manager.save(1, tree())
     before = (tmp_path / "checkpoints.json").read_text()
     manager.save(2, tree())
-    (tmp_path / "checkpoints.json").write_text(before)  # killed between the name and the catalog
+    (tmp_path / "checkpoints.json").write_text(
+        before
+    )  # killed between the rename and the update of the catalog
     manager = CheckpointManager(tmp_path, keep=2)
     assert manager.latest() == 2
     manager.save(3, tree())
@@ -194,7 +196,7 @@ def test_newest_best_and_regular_ones_always_stay(records, keep, best, every):
         record.step for record in records
     )
     again, gone, _ = rotate(kept, policy, 0.0)
-    assert (again, gone) == (kept, [])  # nothing more goes without a new one
+    assert (again, gone) == (kept, [])  # nothing more is deleted without a new checkpoint
 
 
 @pytest.mark.parametrize(

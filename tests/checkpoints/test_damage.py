@@ -1,4 +1,4 @@
-"""Damage of every kind, done to real files: it is found, or it changes nothing."""
+"""Damage of every kind to real files: it is detected, or it changes nothing."""
 
 import json
 import random
@@ -129,7 +129,7 @@ def test_a_wrong_digit_in_the_catalog_does_not_take_a_run_back(saved, tmp_path):
 
 
 def check_damage(saved, tmp_path, seed, damage, everywhere):
-    """Damage a directory of two checkpoints, or the newer of them: what is restored is what was saved."""
+    """Damage one or both of two checkpoints: what is restored is what was saved."""
     directory = tmp_path / "damaged"
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(saved, directory)
@@ -195,12 +195,14 @@ def test_a_flipped_byte_is_told_by_file_and_by_leaf(directory):
     assert f"file {name} has crc32c" in str(caught.value)
 
 
-@pytest.mark.parametrize("elements", [1_000_000, 260_000])  # verified beside the reading, or in it
+@pytest.mark.parametrize(
+    "elements", [1_000_000, 260_000]
+)  # verified in the background, or while it is read
 def test_damage_of_a_large_file_is_found_through_its_values(tmp_path, elements):
     """Restoring does not read large files twice, for their checksums."""
     large = {f"{n}": np.random.default_rng(n).random(elements).astype(np.float32) for n in range(8)}
     CheckpointManager(tmp_path).save(1, large)
-    # Which leaves share a file is a matter of chance; the largest file has two of the smaller ones at least.
+    # Orbax does not fix which leaves share a file; the largest file has at least two small ones.
     largest = max((tmp_path / "1").rglob("d/*"), key=lambda path: path.stat().st_size)
     leaf = next(name for name, array in large.items() if array.tobytes() in largest.read_bytes())
     file = damage_a_leaf(tmp_path / "1", large[leaf])
@@ -282,7 +284,7 @@ def test_an_absurd_shape_is_refused_before_memory_is_spent(directory, shape):
 
 
 def test_a_leaf_larger_than_the_machine_is_refused(directory):
-    """Manifest and zarr metadata agree on a petabyte: nothing is allocated for it."""
+    """Manifest and zarr metadata both declare a petabyte: nothing is allocated for it."""
     huge = {"shape": [2**47], "pieces": {f"0:{2**47}": "0"}}
     rewrite_manifest(directory / "2", lambda manifest: manifest["leaves"]["w"].update(huge))
     with pytest.raises(
@@ -311,7 +313,8 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(
     tmp_path, key, has_manifest
 ):
     """Without a guard, tensorstore ends the process: std::bad_alloc."""
-    path, shape = tmp_path / "1", [2**40, 40]
+    path = tmp_path / "1"
+    shape = [2**40, 40]
     if has_manifest:
         CheckpointManager(tmp_path).save(1, {"w": jnp.ones((300, 40))})
     else:
@@ -335,7 +338,10 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(
 
         rewrite_manifest(path, forge)
     like = {"w": jax.ShapeDtypeStruct(tuple(shape) if key == "shape" else (300, 40), jnp.float32)}
-    told = r"leaf w cannot be read: .* would have 175921860444160 bytes, expected at most \d+ \(the memory of"
+    told = (
+        r"leaf w cannot be read: .* would have 175921860444160 bytes, "
+        r"expected at most \d+ \(the memory of"
+    )
     with pytest.raises(DamagedError, match=told):
         CheckpointManager(tmp_path).restore(like=like, step=1)
     with pytest.raises(DamagedError, match=told):
@@ -359,7 +365,7 @@ def test_a_restore_of_an_absurd_shape_is_refused_before_memory_is_spent(
     ],
 )
 def test_the_limit_of_a_leaf_can_be_set(tmp_path, monkeypatch, limit, error, told):
-    """A leaf of zeros that Orbax did not store has any size on a disk without any bytes."""
+    """A leaf of zeros can declare any size, as Orbax need not store its bytes."""
     CheckpointManager(tmp_path).save(1, {"w": jnp.ones((32, 32))})
     monkeypatch.setenv("FTRAIN_MAX_LEAF_BYTES", "4096")
     assert open_reader(tmp_path / "1").read("w").shape == (32, 32)
@@ -378,7 +384,7 @@ def test_a_manifest_that_is_none_is_refused(directory, contents):
 
 
 def rewrite_manifest(path: Path, change) -> None:
-    """A manifest that somebody else made, with a checksum that is right."""
+    """A forged manifest with a valid checksum."""
     contents = json.loads((path / "manifest.json").read_text())["manifest"]
     change(contents)
     (path / "manifest.json").write_text(format_manifest(contents))
@@ -386,7 +392,10 @@ def rewrite_manifest(path: Path, change) -> None:
 
 @pytest.mark.parametrize("use_zarr3", [False, True])
 def test_a_lost_chunk_of_a_plain_orbax_checkpoint_is_damage(tmp_path, use_zarr3):
-    """Orbax stores zeros too, so that a chunk which is not there was lost; older versions did not, and say nothing."""
+    """Orbax stores zeros too, so a missing chunk is damage.
+
+    Older versions stored no zeros; for those, it is not reported.
+    """
     home = tmp_path / "plain"
     handler = orbax.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=use_zarr3)
     with orbax.Checkpointer(handler) as saver:

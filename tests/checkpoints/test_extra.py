@@ -1,4 +1,4 @@
-"""Extra values in the manifest, and metrics that come after a checkpoint was saved."""
+"""Extra values in the manifest, and metrics added after a checkpoint was saved."""
 
 import json
 import math
@@ -132,7 +132,7 @@ def test_metrics_of_a_saved_checkpoint_are_completed(tmp_path):
     assert CheckpointManager(tmp_path).checkpoints()[0].metrics == {"loss": 0.5, "score": 0.9}
     assert CheckpointManager(tmp_path).extra(1) == {"a": 1, "b": 3}
     assert verify(tmp_path / "1") == []
-    (tmp_path / "checkpoints.json").unlink()  # the manifest knows them too
+    (tmp_path / "checkpoints.json").unlink()  # the manifest has them too
     assert CheckpointManager(tmp_path).checkpoints()[0].metrics == {"loss": 0.5, "score": 0.9}
 
 
@@ -172,6 +172,6 @@ def test_a_disk_that_cannot_be_written_is_a_failed_save(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ftrain.storage.sync", fail)
-    with pytest.raises(SaveError, match=r"the metrics of .*1 were not completed: .*No space left"):
+    with pytest.raises(SaveError, match=r"the metrics of .*1 were not written: .*No space left"):
         manager.complete(1, metrics={"score": 1.0})
     assert verify(tmp_path / "1") == []

@@ -1,4 +1,4 @@
-"""Processes that are killed inside of saves, full disks, and directories that cannot be written to or are gone."""
+"""Processes killed during saves, full disks, and directories that are missing or read-only."""
 
 import logging
 import random
@@ -25,7 +25,9 @@ from ftrain.checkpoints import CheckpointManager
 with CheckpointManager(sys.argv[1], keep=2) as manager:
     step = (manager.latest() or 0) + 1
     while True:
-        manager.save(step, {f"leaf{n}": np.full((40, 1000), float(step * 100 + n), np.float32) for n in range(10)})
+        values = {f"leaf{n}": float(step * 100 + n) for n in range(10)}
+        leaves = {name: np.full((40, 1000), value, np.float32) for name, value in values.items()}
+        manager.save(step, leaves)
         print("saving", step, flush=True)
         manager.wait()
         print("saved", step, flush=True)
@@ -38,9 +40,10 @@ def like():
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("seed", [0, 1])  # two halves, so that they run side by side
+@pytest.mark.parametrize("seed", [0, 1])  # two halves, which can run in parallel
 def test_25_kills_inside_of_saves_lose_nothing_that_was_saved(tmp_path, seed):
-    chance, inside = random.Random(seed), 0
+    chance = random.Random(seed)
+    inside = 0
     for _ in range(25):
         process = subprocess.Popen(
             [sys.executable, "-c", SAVING, tmp_path], stdout=subprocess.PIPE, text=True
@@ -104,8 +107,8 @@ def test_a_file_that_may_not_grow_is_a_clear_error_and_what_was_saved_stays(tmp_
 
 
 TASKS = """
-import asyncio, gc
-import ftrain.checkpoints
+import asyncio, gc, sys
+from ftrain.checkpoints import CheckpointManager
 from orbax.checkpoint import v1 as ocp
 
 async def own():
@@ -120,6 +123,8 @@ async def forget_both():
     del tasks
     gc.collect()
 
+with CheckpointManager(sys.argv[1]) as manager:
+    manager.save(1, {"w": 1.0})
 asyncio.run(forget_both())
 """
 
@@ -212,7 +217,7 @@ def test_a_directory_that_is_gone_is_a_clear_error(tmp_path):
 
 
 def test_a_step_that_was_being_replaced_is_there_again(tmp_path):
-    """Killed between the two names: the old one away, the new one not yet there."""
+    """Killed between the two renames: the old one is moved, the new one is missing."""
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"x": jnp.ones(2)})
     (tmp_path / "1").rename(tmp_path / "1.replaced")

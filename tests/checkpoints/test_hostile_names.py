@@ -1,4 +1,4 @@
-"""Manifests, metadata and directories with names, times and kinds of files that nobody would write."""
+"""Manifests, metadata and directories with hostile names, times and kinds of files."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def home(tmp_path) -> Path:
 
 
 def change(home: Path, **changes) -> Path:
-    """Change a manifest, with a right checksum, and leave nothing but it to tell when the checkpoint was saved."""
+    """Change a manifest, with a valid checksum, and delete the other record of the save time."""
     path = home / "checkpoints" / "7" / "manifest.json"
     body = json.dumps(json.loads(path.read_text())["manifest"] | changes, sort_keys=True)
     path.write_text(f'{{"crc32c": "{crc32c_of_text(body)}",\n"manifest": {body}}}\n')

@@ -1,4 +1,4 @@
-"""init_from_checkpoint: an assignment map says what is read from where."""
+"""init_from_checkpoint: an assignment map selects what is read into which leaf."""
 
 import dataclasses
 import json
@@ -272,7 +272,7 @@ def test_every_leaf_stays_of_its_type():
 
 
 def test_a_value_does_not_share_memory_with_the_checkpoint():
-    # Aligned memory is what jax on a CPU would use as it is.
+    # On a CPU, jax would use aligned memory without a copy.
     memory = np.zeros(2**16 + 64, np.uint8)
     start = -memory.ctypes.data % 64
     array = memory[start : start + 2**16].view(np.float32)
@@ -322,7 +322,7 @@ def test_shapes_alone_become_arrays_where_they_say():
     assert values(found) == {"spread": [1, 2, 3, 4], "whole": [5]}
 
 
-# What does not fit.
+# Mismatches.
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_infinities_and_nans_are_values_like_others():
     np.testing.assert_array_equal(found["w"], [np.inf, np.nan, 1])
 
 
-# Paths that are no checkpoints.
+# Paths that are not checkpoints.
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,8 @@ def test_infinities_and_nans_are_values_like_others():
         ("model.npy", r"is a single numpy array: put it into an .npz file, which names it, not a"),
         (
             "train.tfrecord",
-            "train.tfrecord is a .tfrecord file, not a checkpoint; expected a checkpoint, a directory of",
+            "train.tfrecord is a .tfrecord file, not a checkpoint; "
+            "expected a checkpoint, a directory of",
         ),
         ("LICENSE", "LICENSE is a file, not a checkpoint; expected a checkpoint"),
         (

@@ -1,4 +1,4 @@
-"""A disk that fails for a while: nothing is lost by it, and nothing is taken for damaged."""
+"""A disk that fails for a while: nothing is lost, and nothing counts as damaged."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ TREE = {"w": jnp.arange(12.0)}
 
 
 class Failing:
-    """In the place of a function: fails for a file of some name, so often, with an error of the system."""
+    """Replaces a function; fails `count` times with a system error for files of one name."""
 
     def __init__(self, real, name, count, code=errno.ESTALE):
         self.real, self.name, self.left, self.code = real, name, count, code

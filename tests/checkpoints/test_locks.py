@@ -1,4 +1,4 @@
-"""Locks: one process at a time, and none that is gone."""
+"""Locks: one process at a time; a lock of a dead process is taken over."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ time.sleep(600)
 
 @pytest.fixture
 def orphan(tmp_path):
-    """A lock whose process was killed, and is held by a child of that process; and both of them."""
+    """A lock of a killed process that its child still holds, and both processes."""
     environ = os.environ | {
         "PYTHONPATH": str(Path(ftrain.__file__).parents[1]),
         "JAX_PLATFORMS": "cpu",
@@ -93,7 +93,7 @@ def test_a_number_that_was_given_to_another_process_is_not_taken_for_the_old_one
     started = text.split(" started ")[1].split()[0]
     path.write_text(
         text.replace(f"started {started}", f"started {int(started) - 1}")
-    )  # an earlier one had it
+    )  # an earlier process had this id
     hold(path, "it is held").close()
 
 
@@ -167,7 +167,7 @@ def test_a_lock_that_was_deleted_and_taken_is_known_to_be_lost(tmp_path):
     with hold(path, "it is held") as first:
         assert is_still_held(first, path)
         path.unlink()
-        assert is_still_held(first, path)  # nobody else has it
+        assert is_still_held(first, path)  # no other process has it
         with hold(path, "it is held") as second:
             assert not is_still_held(first, path)
             assert is_still_held(second, path)

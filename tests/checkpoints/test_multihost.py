@@ -1,4 +1,4 @@
-"""Several real processes: what they saved together is restored by as many, by more, and by fewer."""
+"""Several real processes save together; as many, more or fewer processes restore."""
 
 import os
 import socket
@@ -56,7 +56,7 @@ def test_two_save_and_two_or_one_restore(tmp_path):
     run_together(2, tmp_path, "restore")
     run_together(1, tmp_path, "restore")
     for told in run_together(2, tmp_path, "save nan")[:1]:
-        assert "9.suspect: not finite: rows" in told  # which only the second process has
+        assert "9.suspect has non-finite leaves: rows" in told  # which only the second process has
     damage(tmp_path / "3")
     for told in run_together(2, tmp_path, "restore damaged"):
         assert "3 is damaged" in told

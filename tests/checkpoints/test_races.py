@@ -1,4 +1,4 @@
-"""Several at work on one directory, and what hands of strangers leave in it."""
+"""Several processes in one directory, and files that other programs leave there."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def tree(value: float = 1.0):
 def test_two_managers_write_one_after_the_other(tmp_path):
     with CheckpointManager(tmp_path) as one, CheckpointManager(tmp_path) as other:
         one.save(1, {"w": np.ones(20_000_000, np.float32)})
-        other.save(2, tree())  # which would take what the first has half written for a leftover
+        other.save(2, tree())  # which would remove the half-written save of the first as a leftover
         one.wait()
         other.wait()
     assert verify(tmp_path / "1") == verify(tmp_path / "2") == []
@@ -84,7 +84,10 @@ def test_a_reader_beside_a_writer_that_deletes_always_finds_one(tmp_path):
 
 
 def test_a_step_that_is_being_replaced_is_still_there(tmp_path):
-    """For a moment, or for ever if the process is killed then, the old one has another name and the new one none."""
+    """During a replacement the old checkpoint has another name, and the new one has none yet.
+
+    This state remains if the process is killed then.
+    """
     CheckpointManager(tmp_path).save(5, tree(5.0))
     (tmp_path / "5").rename(tmp_path / "5.replaced")
     manager = CheckpointManager(tmp_path)

@@ -1,4 +1,4 @@
-"""What is restored: into which tree, onto which devices, and out of whose files."""
+"""Restore: into which tree, onto which devices, and from which files."""
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def test_patterns_choose_what_is_taken(manager):
         [1.0] * 12,
         [1.0] * 2,
     ]
-    like = tree(7.0) | {"head": [jnp.full(9, 7.0)]}  # what is not chosen need not fit
+    like = tree(7.0) | {"head": [jnp.full(9, 7.0)]}  # leaves that are not selected need not fit
     assert flat(manager.restore(like=like, exclude=["head/0"])) == [
         [1.0] * 3,
         [1.0] * 12,
@@ -106,7 +106,7 @@ def test_a_leaf_without_a_value_cannot_keep_it(manager):
     like = jax.eval_shape(tree)
     assert flat(manager.restore(like=like)) == flat(tree())
     with pytest.raises(
-        CheckpointError, match="leaf head/0 is not restored from the checkpoint, and has no value"
+        CheckpointError, match="leaf head/0 is not restored, and `like` has no value for it to keep"
     ):
         manager.restore(like=like, exclude=["head/.*"])
 
@@ -205,9 +205,10 @@ def test_keys_with_dots_and_slashes_come_back(manager):
 
 
 def test_steps_that_write_over_the_state_do_not_change_what_is_being_saved(manager):
-    """Donated arrays, and numpy arrays that the caller goes on to write to, while the save is under way."""
+    """Donated arrays, and numpy arrays that the caller overwrites while the save is pending."""
     step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
-    state, own = {f"{n}": jnp.zeros(100_000) for n in range(20)}, np.zeros(100_000)
+    state = {f"{n}": jnp.zeros(100_000) for n in range(20)}
+    own = np.zeros(100_000)
     manager.save(1, {"state": state, "own": own})
     own += 1
     for _ in range(20):
@@ -294,7 +295,7 @@ def test_a_state_that_is_not_finite_is_put_aside(manager):
     for step, bad in ((2, jnp.nan), (3, jnp.inf)):
         manager.save(step, tree(1.0) | {"head": [jnp.array([1.0, bad])]})
         with pytest.warns(
-            UserWarning, match=rf"{step}\.suspect: not finite: head/0; it was put aside"
+            UserWarning, match=rf"{step}\.suspect has non-finite leaves: head/0; it was put aside"
         ):
             manager.wait()
     assert manager.steps() == [1]

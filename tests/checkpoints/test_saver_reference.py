@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and what is refused, as the reference's Saver has it."""
+"""Which checkpoints stay, and what is refused, compared with the reference's Saver."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,7 @@ from ftrain.formats import format_state, latest_tf_checkpoint, parse_state
 pytestmark = pytest.mark.reference
 SAVES = [case for case in cases("saver") if "events" in case]
 CALLS = {case["note"]: case for case in cases("saver") if "events" not in case and "note" in case}
-UNNUMBERED = 10**9  # stands for a checkpoint without a step, which ours always have
+UNNUMBERED = 10**9  # stands for a checkpoint without a step; ours always have one
 
 
 def step_of(name: str | None) -> int | None:
@@ -122,7 +122,7 @@ def test_what_there_is_is_found(manager, tmp_path):
     "case", [case for case in cases("saver") if case["what"] == "checkpoint state file"]
 )
 def test_a_state_file_of_the_reference_is_followed(case, tmp_path):
-    """Its paths may be relative to it or absolute; the recorded ones stand for those of another working directory."""
+    """Its paths are relative or absolute; <cwd> stands for the recorded working directory."""
     text = case["text"].replace("<cwd>", str(tmp_path))
     wanted = tmp_path / case["latest_checkpoint"].replace("<cwd>/", "")
     wanted.parent.mkdir(parents=True)

@@ -42,7 +42,8 @@ def test_remap_is_what_a_loop_over_the_rows_gives(
     old = np.arange(3 * (len(old_words) + old_buckets), dtype=np.float32).reshape(-1, 3)
     fresh = -1 - np.arange(3 * (len(new_words) + new_buckets), dtype=np.float32).reshape(-1, 3)
     if axis == 1:
-        old, fresh = old.T, fresh.T
+        old = old.T
+        fresh = fresh.T
     before = fresh.copy()
     found = remap(old, old_words, new_words, fresh=fresh, axis=axis)
     np.testing.assert_array_equal(found, naive_remap(old, old_words, new_words, fresh, axis))
@@ -69,7 +70,7 @@ def test_remap_works_on_vectors_and_on_the_middle_axis_of_three():
 
 def test_a_vocabulary_is_a_file_of_lines_or_the_words_themselves(tmp_path):
     (tmp_path / "new").write_text("the\ncat\n")
-    (tmp_path / "old").write_text("cat\nthe")  # the last line need not end
+    (tmp_path / "old").write_text("cat\nthe")  # the last line needs no newline
     from_files = words_of(tmp_path / "new", str(tmp_path / "old"))
     assert (
         from_files == words_of(("the", "cat"), ["cat", "the"]) == (["the", "cat"], ["cat", "the"])

@@ -53,7 +53,7 @@ def start(*arguments: str | Path, **options) -> subprocess.Popen:
 
 
 def run(*arguments: str | Path, **options) -> subprocess.CompletedProcess:
-    """Run a command to its end: in a fork of a process that has imported ftrain, if its options allow it."""
+    """Run a command to its end, if possible in a fork of a process that has imported ftrain."""
     environ = options.get("env", environment())
     if options.keys() <= {"cwd", "env"} and _fork_server().serves(environ):
         return _fork_server().run(

@@ -27,9 +27,9 @@ def rows(shown: str) -> dict[str, list[str]]:
 def test_the_short_form_has_the_totals_and_no_leaves(config, capsys):
     check(config)
     shown = capsys.readouterr().out
-    assert re.search(r"state +68 B, 68 B a device \(parameters 16 B\)", shown)
+    assert re.search(r"state +68 B, 68 B per device \(parameters 16 B\)", shown)
     assert re.search(r"mesh +data 4, fsdp 1, model 1 *\n", shown)
-    assert re.search(r"examples a device +2 *\n", shown)
+    assert re.search(r"examples per device +2 *\n", shown)
     assert "opt_state" not in shown
     assert "note:" not in shown
 
@@ -44,14 +44,14 @@ def test_leaves_are_shown_for_the_devices_there_are(config, capsys):
     assert found["opt_state/slots/m/w"][-2:] == ["fsdp", "4 B"]
     assert found["rng"] == ["rng", "[]", "key<fry>", "8 B"]
     assert len(found) == 10
-    assert "\nstate 68 B, 44 B a device; 3 of 10 leaves are split\n" in shown
+    assert "\nstate 68 B, 44 B per device; 3 of 10 leaves are split\n" in shown
 
 
 def test_devices_can_be_imagined(config, capsys):
     check(config, SPLIT, devices=6)
     shown = capsys.readouterr().out
     assert re.search(r"mesh +data 2, fsdp 3, model 1 *\n", shown)
-    assert re.search(r"examples a device +2 *\n", shown)
+    assert re.search(r"examples per device +2 *\n", shown)
     assert rows(shown)["opt_state/slots/v/w"] == [
         "opt_state/slots/v/w",
         "[3]",
@@ -81,7 +81,7 @@ def test_rules_of_the_config_are_followed(config, capsys):
     )
     shown = capsys.readouterr().out
     assert rows(shown)["opt_state/slots/m/w"][-1] == "12 B"
-    assert "68 B, 60 B a device; 1 of 10 leaves are split" in shown
+    assert "68 B, 60 B per device; 1 of 10 leaves are split" in shown
 
 
 def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
@@ -112,7 +112,8 @@ def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
         (
             [],
             64,
-            "job.toml: data.batch_size: batch_size 8 does not divide over the 64 devices of the mesh; use 64",
+            "job.toml: data.batch_size: batch_size 8 does not divide over the 64 devices "
+            "of the mesh; use 64",
         ),
         (
             ['sharding.rules=[{leaf="x", axes=[]}]'],
@@ -122,14 +123,15 @@ def test_leaves_that_no_axis_divides_are_noted_a_few_or_all(config, capsys):
         (
             ['sharding.rules=[{leaf="w", axes=["data"]}]'],
             8,
-            "command line: sharding.rules: the rule for 'w' does not fit leaf params/w of shape [3]: dimension 0",
+            "command line: sharding.rules: the rule for 'w' does not fit "
+            "leaf params/w of shape [3]: dimension 0",
         ),
         (
             ['sharding.rules=[{leaf="(", axes=[]}]'],
             None,
             "command line: [sharding] leaf of rule 1 in rules must be a re",
         ),
-        (["sharding.rules=3"], None, "command line: sharding.rules: should be a valid list, got 3"),
+        (["sharding.rules=3"], None, "command line: sharding.rules: must be a valid list, got 3"),
         (
             ["sharding.min_sise=3"],
             None,
@@ -185,4 +187,4 @@ def test_the_table_fits_a_terminal(columns):
         "32.8",
         "KB",
     ]
-    assert any(line.startswith("state 574 KB, 115 KB a device") for line in table)
+    assert any(line.startswith("state 574 KB, 115 KB per device") for line in table)

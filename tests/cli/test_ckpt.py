@@ -38,7 +38,7 @@ def test_list_shows_what_is_there_and_why(home):
     assert [line.split()[0] for line in lines] == ["step", "100", "200", "300", "400.suspect"]
     assert "0.01" in lines[1]
     assert "latest, newest" in lines[3]
-    assert "put aside: not finite" in lines[4]
+    assert "put aside: non-finite" in lines[4]
 
 
 def test_show_gives_every_leaf_with_its_figures(home):
@@ -49,7 +49,7 @@ def test_show_gives_every_leaf_with_its_figures(home):
     assert bias[-1] == "100.0%"
     assert "3 leaves" in text
     assert ckpt("show", home).startswith(str(home / "checkpoints" / "300"))  # of a run, the latest
-    assert "not finite" in ckpt("show", home / "checkpoints" / "400.suspect")
+    assert "non-finite" in ckpt("show", home / "checkpoints" / "400.suspect")
     assert len(ckpt("show", home, "--include", "params/dense/k.*").splitlines()) == 6
 
 
@@ -151,14 +151,17 @@ def test_tensorflows_files_are_shown_and_compared(directory):
         (("show", "gs://bucket/run"), "gs://bucket/run is a URL; expected a local path"),
         (("list", "gs://bucket/run"), "gs://bucket/run is a URL; expected a local path"),
         (("rm", "HOME", "7"), "there is no checkpoint of step 7; there are [100, 200, 300]"),
-        (("rm", "HOME", "../300"), "a step is a whole number, best or latest, got '../300'"),
+        (("rm", "HOME", "../300"), "a step must be a whole number, best or latest, got '../300'"),
         (("show", "HOME", "--include", "("), "'(' is not a regular expression"),
         (("export", "HOME", "--to", "pickles"), "pickles"),
         (("export", "HOME", "--include", "nothing"), "the patterns select none of its 3 leaves"),
         (("export", "HOME", "--include", "["), "'[' is not a regular expression"),
         (("export", "HOME", "--out", "nowhere/x.npz"), "there is no directory nowhere"),
         (("export", "HOME", "--out", "x.bin"), "pass --to safetensors or --to npz"),
-        (("export", "HOME", "--out", "x.npz", "--to", "safetensors"), "do not agree"),
+        (
+            ("export", "HOME", "--out", "x.npz", "--to", "safetensors"),
+            "the suffix of x.npz does not match --to safetensors",
+        ),
         (("rm", "HOME"), "the steps are missing"),
         (
             ("show", "HOME/best"),

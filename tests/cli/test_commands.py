@@ -20,7 +20,8 @@ def test_help_and_version_do_not_import_jax():
         "sys.argv = ['ftrain', sys.argv[1]]\n"
         "try:\n    main()\n"
         "except SystemExit as stop:\n    assert not stop.code\n"
-        "heavy = {'jax', 'numpy', 'optax', 'orbax', 'pydantic', 'rich', 'tensorboard'} & set(sys.modules)\n"
+        "names = {'jax', 'numpy', 'optax', 'orbax', 'pydantic', 'rich', 'tensorboard'}\n"
+        "heavy = names & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     for option, expected in (("--help", "train"), ("--version", f"ftrain {ftrain.__version__}")):
@@ -32,13 +33,14 @@ def test_help_and_version_do_not_import_jax():
 
 
 def test_train_resume_eval_and_a_changed_config(tmp_path):
-    config, home = write_config(tmp_path, steps=60, every=20), tmp_path / "run"
+    config = write_config(tmp_path, steps=60, every=20)
+    home = tmp_path / "run"
     done = run("train", config, f"run.directory={home}", "log.every_steps=20")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert (
-        lines[0]
-        == f"regression:regression: 4 parameters, 64 examples, 60 steps of 8, 1 device(s); in {home}"
+        lines[0] == "regression:regression: 4 parameters, 64 examples, 60 steps of 8, 1 device(s); "
+        f"in {home}"
     )
     assert re.fullmatch(r"first step after \d+\.\d s", lines[1])
     steps = [line for line in lines if line.startswith("step ")]
@@ -152,7 +154,8 @@ def test_a_users_mistake_is_two_lines_at_most_and_exit_code_two(tmp_path, argume
 
 
 def test_a_damaged_config_in_the_run_directory_loses_nothing(tmp_path):
-    config, home = write_config(tmp_path, steps=20, every=10), tmp_path / "run"
+    config = write_config(tmp_path, steps=20, every=10)
+    home = tmp_path / "run"
     assert run("train", config, f"run.directory={home}").returncode == 0
     (home / "config.toml").write_text("task = = 1")
     before = sorted(str(path) for path in home.rglob("*"))
@@ -164,7 +167,8 @@ def test_a_damaged_config_in_the_run_directory_loses_nothing(tmp_path):
 
 
 def test_a_change_that_does_not_fit_the_checkpoint_changes_nothing(tmp_path):
-    config, home = write_config(tmp_path, steps=20, every=10), tmp_path / "run"
+    config = write_config(tmp_path, steps=20, every=10)
+    home = tmp_path / "run"
     assert run("train", config, f"run.directory={home}").returncode == 0
     before = (home / "config.toml").read_text()
     other = "optimizer={name='gradient_descent', learning_rate=0.1}"
@@ -184,7 +188,7 @@ def test_a_step_that_cannot_be_traced_is_told_before_anything_is_written(tmp_pat
             "a step of regression:vector_loss fails: ValueError: loss_fn must return a scalar loss"
             in done.stderr
         )
-        assert done.stderr.splitlines()[1] == "ftrain --traceback ... shows where"
+        assert done.stderr.splitlines()[1] == "ftrain --traceback ... shows where it was raised"
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
     assert (
         "Traceback"
@@ -193,7 +197,8 @@ def test_a_step_that_cannot_be_traced_is_told_before_anything_is_written(tmp_pat
 
 
 def test_a_run_directory_in_part_unwritable_is_a_line(tmp_path):
-    config, home = write_config(tmp_path, steps=20, every=10), tmp_path / "run"
+    config = write_config(tmp_path, steps=20, every=10)
+    home = tmp_path / "run"
     (home / "metrics.jsonl").mkdir(parents=True)
     done = run("train", config, f"run.directory={home}")
     assert done.returncode == 2
@@ -220,7 +225,8 @@ def test_on_a_terminal_there_is_a_progress_bar(tmp_path):
 
 
 def test_nan_is_told_in_a_line_and_exit_code_one(tmp_path):
-    config, home = write_config(tmp_path, steps=5000, every=10), tmp_path / "run"
+    config = write_config(tmp_path, steps=5000, every=10)
+    home = tmp_path / "run"
     done = run(
         "train",
         config,

@@ -185,7 +185,7 @@ MISTAKES = [
     ("convert list.jsonl x.tfrecord", "line 1 is a list, expected an object"),
     (
         "convert changing.jsonl x.tfrecord",
-        "line 2: feature a is text, but numbers in the lines before",
+        "line 2: feature a is text, expected numbers as in the lines before",
     ),
     ("convert mixed.jsonl x.tfrecord", "text and numbers in one list"),
     ("convert object.jsonl x.tfrecord", "feature a is an object"),
@@ -225,11 +225,20 @@ MISTAKES = [
     ("convert notes.txt x.tfrecord", "its suffix is unknown, and it does not begin with a record"),
     ("convert one.csv x.jsonl", "convert to .tfrecord first"),
     ("convert one.csv bad.jsonl x.tfrecord", "convert one kind at a time"),
-    ("convert raw.tfrecord raw.tfrecord --overwrite", "would be read"),
+    (
+        "convert raw.tfrecord raw.tfrecord --overwrite",
+        "raw.tfrecord would overwrite the source raw.tfrecord",
+    ),
     ("convert raw.tfrecord .", ". is a directory"),
     ("convert one.csv notes.txt/x.tfrecord", "notes.txt is a file, not a directory"),
-    ("convert raw.tfrecord x.csv --shard-records 2", "--shard-records is for record files"),
-    ("convert raw.tfrecord x.tfrecord.gz --compression zlib", "would be GZIP by its suffix"),
+    (
+        "convert raw.tfrecord x.csv --shard-records 2",
+        "--shard-records needs a record file as TARGET",
+    ),
+    (
+        "convert raw.tfrecord x.tfrecord.gz --compression zlib",
+        "the suffix of x.tfrecord.gz means GZIP, but",
+    ),
     ("convert raw.tfrecord x.tfrecord --shard-records 0", "shard-records"),
     ("convert raw.tfrecord", "expected SOURCE... TARGET"),
     ("convert nowhere.csv x.tfrecord", "there is no such file"),

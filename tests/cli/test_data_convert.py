@@ -39,8 +39,8 @@ def test_records_are_compressed_and_resharded_as_they_are(tmp_path, records):
     assert list(read_records(tmp_path / "c.tfrecord", compression=None)) == content * 2
     text = data("convert", tmp_path / "c.tfrecord", tmp_path / "d.tfrecord", "--shard-records", 15)
     assert (
-        text
-        == f"{tmp_path}/d-00000-of-00003.tfrecord to d-00002-of-00003.tfrecord: 40 records, 13.7 KB\n"
+        text == f"{tmp_path}/d-00000-of-00003.tfrecord to d-00002-of-00003.tfrecord: "
+        "40 records, 13.7 KB\n"
     )
     data("convert", tmp_path / "d-*", tmp_path / "d.tfrecord")
     assert list(read_records(tmp_path / "d.tfrecord")) == content * 2
@@ -201,7 +201,7 @@ KINDS = [INTEGERS, SHORTEST, BYTES]
 
 @st.composite
 def json_lines(draw):
-    """Lines in which a name stands for one kind, and always for one value or never for a list of one."""
+    """Lines in which each name has one kind of value, and never both a value and a list of one."""
     schema = {}
     for name in draw(st.lists(TEXT, max_size=4, unique=True)):
         kind = draw(st.sampled_from(KINDS))
@@ -265,7 +265,7 @@ def test_a_target_is_replaced_only_if_that_is_asked_for(tmp_path, records):
         "--overwrite",
         code=2,
     )
-    assert "would be read" in text
+    assert "would overwrite the source" in text
 
 
 TARGETS = ["x.tfrecord", "x.tfrecord.gz", "x.jsonl", "x.csv", "x.npz"]

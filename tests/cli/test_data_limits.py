@@ -1,4 +1,4 @@
-"""ftrain data with files that claim much, say nonsense or are made to take long: two lines and exit code 2."""
+"""ftrain data with hostile files, huge, invalid or slow to read: two lines and exit code 2."""
 
 import csv
 import json
@@ -66,10 +66,10 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize(("content", "wanted"), CLAIMS.values(), ids=CLAIMS.keys())
-def test_npz_headers_that_make_no_sense_are_refused(tmp_path, content, wanted):
+@pytest.mark.parametrize(("content", "expected"), CLAIMS.values(), ids=CLAIMS.keys())
+def test_npz_headers_that_make_no_sense_are_refused(tmp_path, content, expected):
     path = archive(tmp_path / "a.npz", {"x.npy": content})
-    assert re.search(wanted, refused(path))
+    assert re.search(expected, refused(path))
 
 
 def test_a_header_with_nothing_behind_it_is_refused_as_a_source_too(tmp_path):
@@ -123,8 +123,8 @@ def test_lines_rows_and_records_have_a_limit_that_can_be_set(tmp_path):
     path.write_text(json.dumps({"x": "y" * 1000}) + "\n")
     assert "line 1 has more than 1000 bytes" in refused(path, "--max-record-bytes", 1000)
     assert "1 record" in data("convert", path, tmp_path / "long.tfrecord")
-    wanted = "more than max_record_bytes=1000"
-    assert wanted in data(
+    expected = "more than max_record_bytes=1000"
+    assert expected in data(
         "convert",
         tmp_path / "long.tfrecord",
         tmp_path / "b.jsonl",
@@ -132,23 +132,31 @@ def test_lines_rows_and_records_have_a_limit_that_can_be_set(tmp_path):
         1000,
         code=1,
     )
-    assert wanted in data("verify", tmp_path / "long.tfrecord", "--max-record-bytes", 1000, code=1)
+    assert expected in data(
+        "verify", tmp_path / "long.tfrecord", "--max-record-bytes", 1000, code=1
+    )
     path = tmp_path / "csv" / "a.csv"
     path.parent.mkdir()
     path.write_text('a,b\n1,"' + "never closed\n" * 100)
-    wanted = "the row from line 2 on has more than 1000 bytes; is a quotation mark missing?"
-    assert wanted in refused(path, "--max-record-bytes", 1000)
+    expected = "the row from line 2 on has more than 1000 bytes; is a quotation mark missing?"
+    assert expected in refused(path, "--max-record-bytes", 1000)
 
 
 def test_a_table_that_is_much_larger_than_its_records_is_refused(tmp_path):
     records = [encode_example({f"f{number}": 1}) for number in range(5000)]
     path = write(tmp_path / "a.tfrecord", records)
-    wanted = "a table of 5,000 rows of 5,000 columns would be nearly empty, with 5,000 values; write .jsonl"
-    assert wanted in data("convert", path, tmp_path / "a.csv", code=2)
+    expected = (
+        "a table of 5,000 rows of 5,000 columns would be nearly empty, with 5,000 values; "
+        "write .jsonl"
+    )
+    assert expected in data("convert", path, tmp_path / "a.csv", code=2)
     records = [encode_example({"a": b"x" * 100_000}), *[encode_example({"a": b"y"})] * 1000]
     path = write(tmp_path / "b.tfrecord", records)
-    wanted = "feature a would take 100100000 bytes for 101000, as all values get the length of the longest"
-    assert wanted in data("convert", path, tmp_path / "b.npz", code=2)
+    expected = (
+        "feature a would take 100100000 bytes for 101000, "
+        "as all values get the length of the longest"
+    )
+    assert expected in data("convert", path, tmp_path / "b.npz", code=2)
 
 
 class CountedText(str):
@@ -194,7 +202,8 @@ def test_many_columns_take_time_in_proportion_to_their_number(tmp_path, monkeypa
 PROGRAM = """
     import resource, sys
     from ftrain.cli import main
-    resource.setrlimit(resource.RLIMIT_CPU, (120, 120))  # of which it takes one or two; the old ways took hours
+    # It takes a second or two; older versions took hours.
+    resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
     main()
 """
 

@@ -31,7 +31,7 @@ def test_a_nan_is_kept_and_can_be_seen_again(tmp_path, fuse):
     assert replayed.returncode == 0, replayed.stderr
     lines = replayed.stdout.splitlines()
     assert lines[0].startswith("step 8 failed: NotFiniteError: gradient_norm is nan at step 8")
-    assert "first not finite: gradients/count (nan)" in lines
+    assert "first non-finite: gradients/count (nan)" in lines
 
     slowly = run("replay", home, "--step", "8", "--no-jit")
     assert re.search(
@@ -41,7 +41,8 @@ def test_a_nan_is_kept_and_can_be_seen_again(tmp_path, fuse):
 
 
 def test_there_must_be_something_to_see(tmp_path):
-    config, home = write_config(tmp_path, steps=20, every=10), tmp_path / "run"
+    config = write_config(tmp_path, steps=20, every=10)
+    home = tmp_path / "run"
     assert run("train", config, f"run.directory={home}").returncode == 0
     answer = run("replay", home)
     assert answer.returncode == 2
@@ -62,7 +63,8 @@ def test_another_crash_is_named(tmp_path):
 
 
 def test_a_run_is_followed_to_its_last_step(tmp_path):
-    config, home = write_config(tmp_path, steps=4000, every=1000), tmp_path / "run"
+    config = write_config(tmp_path, steps=4000, every=1000)
+    home = tmp_path / "run"
     training = start("train", config, f"run.directory={home}")
     for line in training.stdout:
         if line.startswith("first step"):
@@ -78,7 +80,8 @@ def test_a_run_is_followed_to_its_last_step(tmp_path):
 
 @pytest.mark.campaign
 def test_following_a_run_that_stopped_early_ends_and_keeps_what_was_measured(tmp_path):
-    config, home = write_config(tmp_path, steps=40, every=20), tmp_path / "run"
+    config = write_config(tmp_path, steps=40, every=20)
+    home = tmp_path / "run"
     assert run("train", config, f"run.directory={home}").returncode == 0
     assert run("eval", home, "--follow").stdout.startswith("step 40:")
     config = write_config(tmp_path, steps=4000, every=20)
@@ -153,7 +156,8 @@ steps = 2
 
 
 def test_a_run_that_stopped_early_takes_no_further_step(tmp_path):
-    config, home = write_config(tmp_path, steps=500, every=10), tmp_path / "run"
+    config = write_config(tmp_path, steps=500, every=10)
+    home = tmp_path / "run"
     config.write_text(config.read_text() + STOP)
     first = run("train", config, f"run.directory={home}")
     assert first.returncode == 0, first.stderr

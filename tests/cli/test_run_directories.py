@@ -14,7 +14,8 @@ from ftrain.summaries import read_metrics
 
 NESTED = """
 optimizer={name="optax.apply_if_finite", max_consecutive_errors=3, inner={name="optax.chain",
-args=[{name="guard", optimizer={name="adam", learning_rate={name="cosine_decay", learning_rate=0.1, decay_steps=60}}}]}}
+args=[{name="guard", optimizer={name="adam", learning_rate={name="cosine_decay",
+learning_rate=0.1, decay_steps=60}}}]}}
 """.replace("\n", " ")
 
 
@@ -29,7 +30,8 @@ def steps_written(home: Path) -> list[int]:
 
 
 def test_a_run_directory_is_resumed_where_it_is_now(tmp_path):
-    config, home = write_config(tmp_path, steps=40, every=20), tmp_path / "my runs" / "first"
+    config = write_config(tmp_path, steps=40, every=20)
+    home = tmp_path / "my runs" / "first"
     trained(config, f"run.directory={home}", "summary.every_steps=20")
     assert "all 40 steps were taken before" in trained(home)
 
@@ -40,8 +42,8 @@ def test_a_run_directory_is_resumed_where_it_is_now(tmp_path):
     assert "steps was 40, now 60" in refused.stderr
     shown = trained(moved, "steps=60", "--accept-changes").splitlines()
     assert (
-        shown[0]
-        == f"{moved}: the run is resumed here; its config says run.directory = '{home}', from where it was moved"
+        shown[0] == f"{moved}: the run was moved and resumes here; "
+        f"its config has run.directory = '{home}'"
     )
     assert "resumed at step 40" in "\n".join(shown)
     assert steps_written(moved) == [20, 40, 60]
@@ -52,7 +54,8 @@ def test_a_run_directory_is_resumed_where_it_is_now(tmp_path):
 
 @pytest.mark.campaign
 def test_a_run_with_nested_tables_is_resumed_from_its_resolved_config(tmp_path):
-    config, home = write_config(tmp_path, steps=40, every=20), tmp_path / "run"
+    config = write_config(tmp_path, steps=40, every=20)
+    home = tmp_path / "run"
     model = ["task=typed_task:typed", "model={head={width=3, activation='gelu'}, level=2}"]
     config.write_text(config.read_text().replace("noise = 0.1", ""))
     trained(config, f"run.directory={home}", NESTED.strip(), *model)
@@ -112,7 +115,8 @@ def test_what_check_prints_can_be_pasted_into_a_shell(tmp_path, monkeypatch, cap
 
 
 def test_what_train_prints_can_be_pasted_into_a_shell(tmp_path):
-    config, home = write_config(tmp_path, steps=2, every=2), tmp_path / "it's mine"
+    config = write_config(tmp_path, steps=2, every=2)
+    home = tmp_path / "it's mine"
     shown = trained(config, f"run.directory={home}")
     for name, word in (("look at it:", "--logdir"), ("evaluate it:", "eval")):
         words = shlex.split(shown.partition(name)[2].splitlines()[0])
@@ -128,7 +132,7 @@ def test_what_train_prints_can_be_pasted_into_a_shell(tmp_path):
 
 
 def test_a_run_from_before_a_key_was_added_is_resumed(tmp_path):
-    """Its config.toml lacks the key, which now has its default; another value than that is a change."""
+    """Its config.toml lacks the key, which now has its default; any other value is a change."""
     config = write_config(tmp_path, steps=10, every=5)
     home = tmp_path / "run"
     assert run("train", config, f"run.directory={home}").returncode == 0

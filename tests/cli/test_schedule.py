@@ -6,11 +6,15 @@ from PIL import Image
 
 from ftrain.cli.schedule import draw_in_terminal
 
-DECAY = 'optimizer.learning_rate={name="polynomial_decay", learning_rate=0.5, decay_steps=40, end_learning_rate=0.1}'
+DECAY = (
+    'optimizer.learning_rate={name="polynomial_decay", learning_rate=0.5, decay_steps=40, '
+    "end_learning_rate=0.1}"
+)
 
 
 def test_the_learning_rate_is_drawn_in_the_terminal_and_as_a_png(tmp_path):
-    config, picture = write_config(tmp_path, steps=40, every=10), tmp_path / "rate.png"
+    config = write_config(tmp_path, steps=40, every=10)
+    picture = tmp_path / "rate.png"
     done = run("schedule", config, DECAY, "--output", picture)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -42,11 +46,11 @@ def test_a_terminal_that_knows_only_ascii(tmp_path):
 def test_mistakes_are_told_in_two_lines(tmp_path):
     config = write_config(tmp_path, steps=40, every=10)
     for arguments, expected in (
-        (["-o", "x.pdf"], "x.pdf should end in .png"),
+        (["-o", "x.pdf"], "x.pdf must end in .png"),
         (["-o", tmp_path / "nowhere" / "x.png"], "No such file or directory"),
         (
             ['optimizer={name="regression:without_rate"}'],
-            "without_rate takes no learning_rate, so there is none to draw",
+            "without_rate: expected exactly one learning_rate",
         ),
     ):
         done = run("schedule", config, *arguments)

@@ -1,4 +1,4 @@
-"""Real processes, really killed: what a run leaves behind is enough to end where it would have ended."""
+"""Real processes that are killed: a resumed run ends where an uninterrupted one would have."""
 
 import random
 import signal
@@ -43,10 +43,12 @@ def has_metrics(home) -> bool:
 
 @pytest.mark.campaign
 def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path):
-    steps, every = 12_000, 150
+    steps = 12_000
+    every = 150
     config = write_config(tmp_path, steps=steps, every=every)
     assert run("train", config, f"run.directory={tmp_path / 'whole'}").returncode == 0
-    killed, seed = tmp_path / "killed", random.Random(0)
+    killed = tmp_path / "killed"
+    seed = random.Random(0)
     manager = CheckpointManager(killed / "checkpoints")
     latest = [0]
     for _ in range(KILLS):
@@ -84,7 +86,8 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path):
 
 
 def interrupt(tmp_path, number):
-    config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
+    config = write_config(tmp_path, steps=10_000_000, every=10_000_000)
+    home = tmp_path / "run"
     process = start("train", config, f"run.directory={home}")
     wait_for_training(process)
     wait_until(lambda: has_metrics(home))
@@ -108,7 +111,8 @@ def test_sigterm_saves_and_stops(tmp_path):
 
 
 def test_a_second_signal_stops_at_once(tmp_path):
-    config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
+    config = write_config(tmp_path, steps=10_000_000, every=10_000_000)
+    home = tmp_path / "run"
     process = start("train", config, f"run.directory={home}")
     wait_for_training(process)
     wait_until(lambda: has_metrics(home))
@@ -140,7 +144,8 @@ def test_a_second_signal_does_not_wait_for_the_device(tmp_path):
 
 
 def test_a_listener_that_went_away_does_not_cost_the_checkpoint(tmp_path):
-    config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
+    config = write_config(tmp_path, steps=10_000_000, every=10_000_000)
+    home = tmp_path / "run"
     process = start("train", config, f"run.directory={home}", "log.every_steps=100")
     wait_for_training(process)
     process.stdout.close()
@@ -153,7 +158,8 @@ def test_a_listener_that_went_away_does_not_cost_the_checkpoint(tmp_path):
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
     """As SIGINT is in the background of a script."""
-    config, home = write_config(tmp_path, steps=10_000_000, every=10_000_000), tmp_path / "run"
+    config = write_config(tmp_path, steps=10_000_000, every=10_000_000)
+    home = tmp_path / "run"
     ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     ignoring += "os.execv(sys.argv[1], sys.argv[1:])"
     command = [

@@ -1,4 +1,4 @@
-"""Errors that pass: a run waits for them to, and else ends with a code after which it is started again."""
+"""Transient errors: a run retries, and else ends with a code after which it is restarted."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ from ftrain.cli.exit_codes import exit_code
 from ftrain.launching import TRANSIENT, USER_ERROR
 from ftrain.paths import PathError
 
-# Has the first listings of a directory fail, whatever they are made with, and then runs the command.
+# Make the first listings of a directory fail, whichever function lists it; then run the command.
 FAILING = """
 import errno, os, sys
 directory, failures, code = sys.argv[1], int(sys.argv[2]), getattr(errno, sys.argv[3])
@@ -29,7 +29,8 @@ left = [failures]
 
 def failing(real):
     def listing(path="."):
-        if os.path.abspath(os.fsdecode(path) if not isinstance(path, int) else "/") == directory and left[0]:
+        name = "/" if isinstance(path, int) else os.fsdecode(path)
+        if os.path.abspath(name) == directory and left[0]:
             left[0] -= 1
             raise OSError(code, os.strerror(code), str(path))
         return real(path)
@@ -47,7 +48,8 @@ LONG = pytest.mark.campaign
 @pytest.fixture
 def trained(tmp_path) -> tuple[Path, Path]:
     """A config and its run directory, which has a checkpoint of step 6."""
-    config, run = write_config(tmp_path, steps=6, every=3), tmp_path / "run"
+    config = write_config(tmp_path, steps=6, every=3)
+    run = tmp_path / "run"
     ended = command.run("train", config, f"run.directory={run}")
     assert ended.returncode == 0, ended.stderr
     return config, run
@@ -147,7 +149,8 @@ while True:
         hogged.append(os.open("/", os.O_RDONLY))
     except OSError:
         break
-for ask in (lambda: CheckpointManager(sys.argv[1]).latest(), lambda: latest_checkpoint(sys.argv[1])):
+home = sys.argv[1]
+for ask in (lambda: CheckpointManager(home).latest(), lambda: latest_checkpoint(home)):
     try:
         print("found", ask())
     except OSError as error:

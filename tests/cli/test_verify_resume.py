@@ -16,8 +16,8 @@ from ftrain.cli import kill_test
 from ftrain.cli.kill_test import open_group
 from ftrain.cli.verify_resume import verify_resume
 
-# A program that plays `ftrain train` in step with one other, without any jax. FIRST and DEED are what
-# else it does: at first, and when the other is gone.
+# A program that imitates `ftrain train` in step with one other, without jax. FIRST and DEED are its
+# other actions: at first, and when the other is gone.
 PRETENDER = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_run_that_resumes_bit_for_bit_is_proven_to(tmp_path, kills):
     assert "the same, bit for bit" in done.stdout
     assert f"after {kills} kills" in done.stdout
     rows = re.findall(
-        r"^ +(\d+) +(\d+) +([\d,]+) +(\d+)  (inside|between|no)", done.stdout, re.MULTILINE
+        r"^ +(\d+) +(\d+) +([\d,]+) +(\d+)  (during|between|no)", done.stdout, re.MULTILINE
     )
     assert len(rows) == kills + 1
     assert rows[-1][4] == "no"
@@ -100,7 +100,7 @@ def test_too_few_steps_for_the_kills_is_said(tmp_path, monkeypatch, capsys):
             write_config(tmp_path, steps=2, every=1), kills=3, directory=tmp_path / "runs"
         )
     assert ended.value.exit_code == 1
-    assert "it ended after 0 of 3 kills, and 0 runs were resumed" in capsys.readouterr().out
+    assert "the run ended after 0 of 3 kills, and 0 runs were resumed" in capsys.readouterr().out
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -128,7 +128,7 @@ def test_processes_that_train_together_are_killed_one_by_one(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same, bit for bit" in done.stdout
     rows = re.findall(
-        r"^ +\d+ +(\d+) +\d+ +\d+  (?:process (\d) (?:inside|between)|no)",
+        r"^ +\d+ +(\d+) +\d+ +\d+  (?:process (\d) (?:during|between)|no)",
         done.stdout,
         re.MULTILINE,
     )
@@ -155,10 +155,10 @@ def test_processes_that_train_together_end_when_the_command_is_killed(tmp_path):
 @pytest.mark.campaign
 def test_a_process_that_outlives_the_others_is_ended_and_named(tmp_path, pretend):
     out, _ = pretend(deed=STAY, patience=0.3)
-    rank = int(re.findall(r"process (\d) inside of a save$", out, re.MULTILINE)[0])
+    rank = int(re.findall(r"process (\d) during a save$", out, re.MULTILINE)[0])
     assert (
-        f"HANGING: process {1 - rank} did not exit by itself within 0.3 s after process {rank} was killed"
-        in out
+        f"HANGING: process {1 - rank} did not exit by itself within 0.3 s "
+        f"after process {rank} was killed" in out
     )
     assert f"both runs are kept in {tmp_path / 'proof'}" in out
     assert "staying" in (tmp_path / "proof" / "killed" / "output.txt").read_text()
@@ -169,7 +169,7 @@ def test_a_process_that_ends_for_a_reason_of_its_own_is_named(pretend):
         first="if (home / 'ledger.jsonl').exists(): sys.exit('once is enough')", deed="os._exit(9)"
     )
     assert re.search(
-        r"process (0|1) inside of a save; process (?!\1)\d ended with exit code 9$",
+        r"process (0|1) during a save; process (?!\1)\d ended with exit code 9$",
         out,
         re.MULTILINE,
     )
@@ -177,10 +177,10 @@ def test_a_process_that_ends_for_a_reason_of_its_own_is_named(pretend):
 
 def test_of_several_processes_the_one_that_failed_is_named(pretend):
     out, err = pretend(first="if index == 1: sys.exit('no data')", patience=0.3)
-    assert "straight through" not in out
+    assert "uninterrupted: " not in out
     assert (
-        "training failed on several processes; process 1 failed before its first step with exit code 1; "
-        in err
+        "training failed on several processes; "
+        "process 1 failed before its first step with exit code 1; " in err
     )
     assert "; process 0 did not exit by itself:" in err
     assert "[1] no data" in err
@@ -217,7 +217,7 @@ def test_who_has_ended_before_was_not_killed(tmp_path):
 
 @pytest.fixture
 def pretend(tmp_path, monkeypatch, capsys):
-    """The command on two pretenders, which fails, leaves none of them, and answers what it printed."""
+    """Run the command on two pretenders: it fails and leaves none; return what it printed."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
 

@@ -1,4 +1,4 @@
-"""A program of a user's own that is not the same in all processes; run by test_programs.py."""
+"""A user's program that differs between processes; run by test_programs.py."""
 
 import jax.numpy as jnp
 import regression

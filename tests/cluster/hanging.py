@@ -1,4 +1,4 @@
-"""A program of a user's own whose loop hangs after its third step; run by test_programs.py."""
+"""A user's program whose loop hangs after its third step; run by test_programs.py."""
 
 import time
 

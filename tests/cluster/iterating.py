@@ -1,4 +1,4 @@
-"""A program of a user's own: one process of a job, fed by an iterator; run by test_programs.py."""
+"""A user's program: one process of a job, fed by an iterator; run by test_programs.py."""
 
 import sys
 

@@ -20,7 +20,7 @@ LIMIT = 150.0  # seconds; a test that needs them has failed
 
 
 class Launched:
-    """`ftrain launch` of a regression in a directory, the processes of which can be found."""
+    """`ftrain launch` of a regression in a directory; `members` finds its processes."""
 
     def __init__(
         self, home: Path, count: int, *arguments: str, steps: int = 60, every: int = 20, options=()
@@ -49,7 +49,7 @@ class Launched:
         self.process.communicate()
 
     def members(self) -> dict[int, int]:
-        """The process ids by rank, of those that live."""
+        """Return the ids of the live processes by rank."""
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == self.process.pid:
@@ -76,7 +76,7 @@ class Launched:
         self.wait_for(lambda: [line for line in metrics_of(self.run) if line["step"] >= step])
 
     def end(self) -> tuple[int, str, str]:
-        """Exit code and what was printed; none of its processes may be left."""
+        """Return the exit code and the output; all of its processes must have exited."""
         out, err = self.process.communicate(timeout=LIMIT)
         assert self.members() == {}
         return self.process.returncode, out, err
@@ -90,7 +90,7 @@ def launch(home: Path, count: int, *arguments: str, **options) -> tuple[int, str
 def run_group(
     config: Path, count: int, *arguments: str, own: dict[int, list[str]] | None = None, missing=()
 ):
-    """`ftrain train` as so many processes without a supervisor; for each its exit code and what it printed."""
+    """Run `count` processes of `ftrain train` without a supervisor; return each code and output."""
     addresses = free_addresses(count)
     processes = []
     for index in range(count):

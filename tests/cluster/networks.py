@@ -1,4 +1,4 @@
-"""Hosts in network namespaces: each with its own address and name, cables that can be cut, and its own /etc/hosts."""
+"""Hosts in network namespaces, each with its own address, name, /etc/hosts and a link to cut."""
 
 import json
 import os
@@ -23,7 +23,7 @@ exec "$@"
 
 
 def why_not() -> str | None:
-    """Why no network namespaces can be made here; None if they can."""
+    """Return why network namespaces cannot be created here; None if they can."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"needs {', '.join(missing)}"
@@ -36,12 +36,14 @@ def why_not() -> str | None:
 
 
 class Network:
-    """`count` hosts n1, n2, ... at 10.77.0.11, .12, ..., joined by a bridge in a namespace of its own."""
+    """`count` hosts n1, n2, ... at 10.77.0.11, .12, ..., on a bridge in its own namespace."""
 
     def __init__(self, home: Path, count: int, hosts: Mapping[str, str] | None = None):
-        """`hosts` has lines for the /etc/hosts of single hosts, which come before the common ones."""
+        """`hosts` has lines for the /etc/hosts of single hosts, before the common ones."""
         self.names = [f"n{number + 1}" for number in range(count)]
-        self._home, self._prefix, self._own = home, f"ft{os.getpid()}", hosts or {}
+        self._home = home
+        self._prefix = f"ft{os.getpid()}"
+        self._own = hosts or {}
         self._switch = f"{self._prefix}-switch"
         self.started: list[subprocess.Popen[str]] = []
 
@@ -63,7 +65,7 @@ class Network:
     def start(
         self, host: str, *words: str, hidden: Path | None = None, **variables: str
     ) -> subprocess.Popen[str]:
-        """`ftrain` with these words on a host; `hidden` is a directory that is another one there."""
+        """Run `ftrain` with these words on a host; `hidden` is a directory not shared with it."""
         enter = [
             "nsenter",
             f"--net=/var/run/netns/{self._space(host)}",
@@ -92,7 +94,7 @@ class Network:
         ]
 
     def cut(self, host: str) -> None:
-        """Pull the cable of a host: its link is down, and nobody is told."""
+        """Set the link of a host down, without any notice to its peers."""
         _ip("-n", self._switch, "link", "set", self._port(host), "down")
 
     def _make(self) -> None:
@@ -101,7 +103,8 @@ class Network:
         _ip("-n", self._switch, "link", "set", "bridge", "up")
         table = [f"10.77.0.{11 + number} {name}" for number, name in enumerate(self.names)]
         for number, name in enumerate(self.names):
-            space, port = self._space(name), self._port(name)
+            space = self._space(name)
+            port = self._port(name)
             _ip("netns", "add", space)
             _ip("-n", space, "link", "set", "lo", "up")
             _ip(

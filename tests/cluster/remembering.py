@@ -1,4 +1,4 @@
-"""A program whose early stopping goes on counting after an interruption; run by test_programs.py."""
+"""A program whose early stopping keeps its count across an interrupt; run by test_programs.py."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,8 @@ def main() -> None:
         step = ftrain.make_step(regression.loss_fn, optimizer)
         state = ftrain.TrainState.create(regression.init_params(), optimizer)
         for number, last in enumerate((25, 40, 40)):
-            stop, interrupting = StopWhen("score", patience=3), Interrupting()
+            stop = StopWhen("score", patience=3)
+            interrupting = Interrupting()
             hooks = [
                 CheckpointSaver(directory),
                 Publishing(),

@@ -1,4 +1,4 @@
-"""A program of a user's own that trains again and again in the same processes; run by test_programs.py."""
+"""A user's program that trains repeatedly in the same processes; run by test_programs.py."""
 
 import regression
 

@@ -1,4 +1,4 @@
-"""A program that trains in a directory, with a learning rate as it is told; run by test_programs.py."""
+"""A program that trains in a directory with a given learning rate; run by test_programs.py."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Where processes find each other: loopback for one host, and names that lead to the wrong address."""
+"""Addresses of processes: loopback for one host, and names that resolve to the wrong address."""
 
 import socket
 
@@ -65,8 +65,9 @@ def test_a_name_that_leads_to_loopback_is_refused_with_the_way_out(index, does):
     with pytest.raises(ValueError, match="loopback") as caught:
         connect(spec, "worker", index, limit=1)
     assert str(caught.value) == (
-        f"process 0 {does} at n1:2222, but on n1 the name n1 resolves to 127.0.1.1, a loopback address "
-        "that n2 cannot reach; in /etc/hosts of n1, give n1 the host's network address in place of 127.0.1.1, "
+        f"process 0 {does} at n1:2222, but on n1 the name n1 resolves to 127.0.1.1, "
+        "a loopback address that n2 cannot reach; "
+        "in /etc/hosts of n1, give n1 the host's network address in place of 127.0.1.1, "
         "or use that address in the cluster spec"
     )
 

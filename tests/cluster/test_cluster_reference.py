@@ -1,4 +1,4 @@
-"""Cluster specs and placements answer as the reference's do."""
+"""Cluster specs and placements, compared with the reference's."""
 
 import ast
 import json
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.reference
 SPECS = [case for case in cases("cluster") if case["what"] == "tf.train.ClusterSpec"]
 PLACEMENTS = [case for case in cases("cluster") if case["what"] == "tf.train.replica_device_setter"]
 GREEDY = [case for case in cases("cluster") if "greedy" in case["what"]]
-DELIBERATE = (  # how the reference's own messages begin; others are Python's or protobuf's, and ours say more
+# How the reference's own messages begin. Others are Python's or protobuf's, and ours say more.
+DELIBERATE = (
     "No such job",
     "No task with index",
     "The tasks for job",
@@ -38,7 +39,7 @@ def name_of(case):
 
 
 def argument_of(case):
-    """What the reference was given: JSON has turned its tuples into lists and its integer keys into text."""
+    """Return the argument of the reference; JSON changed tuples to lists, integer keys to text."""
     try:
         return ast.literal_eval(case["argument_repr"])
     except (ValueError, SyntaxError):
@@ -48,7 +49,7 @@ def argument_of(case):
 def outcome(call, *arguments):
     try:
         return {"value": json.loads(json.dumps(call(*arguments)))}
-    except Exception as error:  # noqa: BLE001  # whatever is raised is compared
+    except Exception as error:  # noqa: BLE001 - whatever is raised is compared
         return {"error": type(error).__name__, "message": str(error)}
 
 
@@ -72,7 +73,8 @@ def test_the_same_arguments_are_refused(case):
 
 @pytest.mark.parametrize("case", [case for case in SPECS if "value" in case], ids=name_of)
 def test_a_spec_answers_the_same(case):
-    spec, wanted = ClusterSpec(argument_of(case)), case["value"]
+    spec = ClusterSpec(argument_of(case))
+    wanted = case["value"]
     check(outcome(spec.as_dict), wanted["as_dict"])
     assert spec.jobs == wanted["jobs"]
     assert bool(spec) == wanted["bool"]
@@ -115,11 +117,12 @@ def variables_of(case) -> list[Operation]:
 
 
 def placements(case, **more):
-    """Where the variables of a case go, in the form of the reference's result."""
+    """Return the devices of the variables of a case, in the form of the reference's result."""
     place = replica_device_setter(**case["arguments"], **more)
     if place is None:
         return {"setter": None}
-    # The reference makes the first value of a variable before the variable, and two operations after all of them.
+    # The reference creates the initial value of a variable before the variable, and two operations
+    # after all variables.
     variables = variables_of(case)
     graph = [
         op

@@ -1,4 +1,7 @@
-"""Which process this is, by FTRAIN_CLUSTER, TF_CONFIG, SLURM and Kubernetes: values that are right, odd and hostile."""
+"""Which process this is, by FTRAIN_CLUSTER, TF_CONFIG, SLURM and Kubernetes.
+
+Values are valid, unusual and hostile.
+"""
 
 import contextlib
 import json

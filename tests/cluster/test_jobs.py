@@ -25,8 +25,9 @@ MOMENTS = ("after a step", "inside of a save", "at any time")
 
 
 def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
-    """Kill a process, at a moment of chance; whether a save was under way."""
-    checkpoints, before = job.run / "checkpoints", max(losses(job.run), default=0)
+    """Kill a process at a random moment; return whether a save was pending."""
+    checkpoints = job.run / "checkpoints"
+    before = max(losses(job.run), default=0)
 
     def saves() -> set[str]:
         return {path.name for path in checkpoints.glob("*.saving*")}
@@ -250,9 +251,7 @@ def test_a_signal_while_the_processes_meet_is_not_lost(tmp_path):
 def test_fewer_processes_after_a_failure_are_checked_before_the_first_step(tmp_path):
     code, out, err = launch(tmp_path, 4, options=["--processes-after-failure", "3"])
     assert code == 2, out + err
-    assert (
-        "--processes-after-failure 3: a restart with 3 processes of 1 device(s) would fail: batch_size 8"
-        in err
-    )
+    problem = "a restart with 3 processes of 1 device(s) would fail: batch_size 8"
+    assert f"--processes-after-failure 3: {problem}" in err
     assert "restart 1" not in out
     assert not metrics_of(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Processes that meet, or cannot: each says why, within its limit."""
+"""Processes that connect, or cannot: each reports why, within its limit."""
 
 import socket
 import struct
@@ -23,9 +23,10 @@ TOKEN = JobToken("the token of all processes", "a test")
 
 @pytest.fixture
 def meeting():
-    """A server for three, and a function that connects to it."""
+    """A server for three processes, and a function that connects to it."""
     address = parse_address(free_addresses(1)[0])
-    server, lines = ControlServer(address, 3, TOKEN), []
+    server = ControlServer(address, 3, TOKEN)
+    lines = []
 
     def come(
         index: int, listen=lambda message: None, count: int = 3, limit: float = 5.0
@@ -66,7 +67,9 @@ def test_who_does_not_come_is_named(meeting):
 
 
 def test_a_step_is_decided_on_by_all(meeting):
-    counts, decided, done = [3, 7, 5], {}, threading.Barrier(4)
+    counts = [3, 7, 5]
+    decided = {}
+    done = threading.Barrier(4)
     lines: dict[int, ControlClient] = {}
 
     def listen(index):
@@ -87,7 +90,8 @@ def test_a_step_is_decided_on_by_all(meeting):
 
 
 def test_who_is_gone_is_told(meeting):
-    told, heard = [], threading.Event()
+    told = []
+    heard = threading.Event()
 
     def hear(message):
         told.append(message)
@@ -145,7 +149,7 @@ def test_a_connection_that_is_reset_is_tried_again():
         coming = threads.submit(ControlClient, address, 0, 1, 20.0, lambda message: None, TOKEN)
         accepted, _ = ending.accept()
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        accepted.close()  # with a reset, as one that ends with connections nobody has taken
+        accepted.close()  # with a reset, as a listener that ends before it accepts
         ending.close()
         server = ControlServer(address, 1, TOKEN)
         line = coming.result(20)
@@ -246,7 +250,8 @@ def test_facts_that_differ_are_named():
     check_facts([{"a": 1}, {"a": 1}])
     with pytest.raises(
         ClusterError,
-        match=r"(?s)the processes differ:.*b is 3 at process 2, 2 at process 0.*c is 1 at",
+        match=r"(?s)must have the same config and versions:"
+        r".*b is 3 at process 2, 2 at process 0.*c is 1 at",
     ):
         check_facts([{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 1}])
 

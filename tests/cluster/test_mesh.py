@@ -55,13 +55,15 @@ def test_a_size_that_cannot_be_says_how_many_devices_there_are(axis, size):
             (-1, 3, 1),
             4,
             {},
-            "fsdp must be 1, 2 or 4, got 3; with data=-1, model=1 the mesh must fill the 4 available devices",
+            "fsdp must be 1, 2 or 4, got 3; "
+            "with data=-1, model=1 the mesh must fill the 4 available devices",
         ),
         (
             (-1, 2, 3),
             8,
             {},
-            "model must be 1, 2 or 4, got 3; with data=-1, fsdp=2 the mesh must fill the 8 available devices",
+            "model must be 1, 2 or 4, got 3; "
+            "with data=-1, fsdp=2 the mesh must fill the 8 available devices",
         ),
         ((-1, 3, 5), 8, {}, "fsdp=3 x model=5 must divide the 8 available devices"),
         (
@@ -108,7 +110,7 @@ def test_sizes_are_kept_or_refused_with_advice_that_holds(asked, devices, fill):
 
 
 def _follow(asked, devices, fill, axis, choices, got):
-    """Every value that an error offers, and no other, must do."""
+    """Exactly the values that an error suggests must work."""
     named = dict(zip(AXES, asked, strict=True))
     assert named[axis] == int(got)
     numbers = set(map(int, re.findall(r"-?\d+", choices)))
@@ -190,14 +192,15 @@ def test_the_slices_of_processes_are_the_parts_that_their_devices_hold(processes
     [
         (
             [0, 1, 0, 1],
-            "with data=4, fsdp=1, model=1, of 4 parts process 0 has 0 and 2, process 1 has 1 and 3;",
+            "with data=4, fsdp=1, model=1, of 4 parts "
+            "process 0 has 0 and 2, process 1 has 1 and 3;",
         ),
         ([0, 1, 1, 1], "process 0 has 0, process 1 has 1, 2 and 3;"),
         ([0, 1, 1, 0], "process 0 has 0 and 3, process 1 has 1 and 2;"),
     ],
 )
 def test_every_process_refuses_parts_that_are_no_slices(owners, told):
-    for process in (0, 1):  # or one would wait for the other
+    for process in (0, 1):  # both, or one would wait for the other
         with (
             mock.patch.object(jax, "process_index", lambda process=process: process),
             pytest.raises(ValueError, match=re.escape(told)),
@@ -247,8 +250,9 @@ def test_two_processes_hold_the_slices_that_they_load():
 
 
 def load_and_compare(mesh: Mesh) -> tuple[int, int]:
-    """The shard of this process, after a batch loaded by it was found on the devices as it should be."""
-    batch, (index, count) = np.arange(8), batch_shard(mesh)
+    """Load a batch, check it on the devices, and return the shard of this process."""
+    batch = np.arange(8)
+    index, count = batch_shard(mesh)
     own = np.split(batch, count)[index]
     array = jax.make_array_from_process_local_data(
         NamedSharding(mesh, PartitionSpec(BATCH_AXES)), own, (8,)

@@ -1,4 +1,4 @@
-"""Jobs on hosts of their own, in network namespaces: cut cables, directories not shared, names that mislead."""
+"""Jobs on hosts in network namespaces: cut links, directories not shared, misleading names."""
 
 import signal
 import time
@@ -10,8 +10,8 @@ from networks import Network, describe, wait_until, why_not
 
 REASON = why_not()
 pytestmark = [pytest.mark.campaign, pytest.mark.skipif(REASON is not None, reason=f"{REASON}")]
-FOUND = 30.0  # seconds in which a lost peer has to be found
-SLACK = 15.0  # seconds for a machine that is busy; without a limit on unacknowledged data it takes 78 and more
+FOUND = 30.0  # seconds in which a lost peer must be detected
+SLACK = 15.0  # seconds for a busy machine; without a limit on unacknowledged data it takes over 78
 
 
 @pytest.mark.parametrize("has_data_under_way", [False, True])
@@ -51,8 +51,9 @@ def test_a_directory_that_is_not_shared_names_the_host(tmp_path):
     assert [process.returncode for process in job] == [2, 2], told
     for _, err in told:
         assert err == (
-            f"ftrain: run directory {run}: process 1 on n2 does not see the file that process 0 has written "
-            "(waited 30 s); process 0 is on n1. Choose a directory on a file system that all hosts share "
+            f"ftrain: run directory {run}: process 1 on n2 does not see the file "
+            "that process 0 has written (waited 30 s); process 0 is on n1. "
+            "Choose a directory on a file system that all hosts share "
             "and may write to\n"
         )
     assert not [path for path in run.iterdir() if path.name.startswith(".")]
@@ -79,7 +80,7 @@ def test_a_directory_that_is_not_shared_and_has_the_token_names_the_host_too(tmp
 
 @pytest.mark.parametrize("host", ["n1", "n2"])
 def test_a_host_name_that_leads_to_loopback_is_found_at_the_start(tmp_path, host):
-    """Debian's line in /etc/hosts: process 0 would listen where nobody reaches it, or Gloo send others there."""
+    """Debian's /etc/hosts: others cannot reach process 0, or Gloo sends them to loopback."""
     config = write_config(tmp_path, steps=5, every=5)
     words = [
         "train",

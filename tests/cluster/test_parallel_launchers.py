@@ -1,4 +1,4 @@
-"""Processes that mpirun, torchrun and others have started: they join, or are told what to set."""
+"""Processes that mpirun, torchrun and others start: they join, or an error says what to set."""
 
 import os
 import shutil
@@ -65,11 +65,11 @@ def test_processes_of_one_host_join_at_a_port_of_their_job(environ):
 )
 def test_on_several_hosts_it_must_be_said_where_process_0_is(environ, hint):
     with pytest.raises(
-        ValueError, match="but does not say where process 0 is: set FTRAIN_CHIEF"
+        ValueError, match="but does not give the address of process 0: set FTRAIN_CHIEF"
     ) as caught:
         membership(environ)
     assert hint in str(caught.value)
-    assert "FTRAIN_PROCESSES=1 if each process is to be a run of its own" in str(caught.value)
+    assert "FTRAIN_PROCESSES=1 to make each process a run of its own" in str(caught.value)
     found = membership(environ | CHIEF)
     assert found is not None
     assert found.coordinator == "node1:8476"
@@ -111,10 +111,11 @@ def test_a_rank_without_a_size_is_refused():
     ):
         membership({"PMIX_RANK": "1"})
     with pytest.raises(
-        ValueError, match="OMPI_COMM_WORLD_RANK is 2, but OMPI_COMM_WORLD_SIZE is 2"
+        ValueError,
+        match="OMPI_COMM_WORLD_RANK is 2, expected less than OMPI_COMM_WORLD_SIZE, which is 2",
     ):
         membership(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"})
-    with pytest.raises(ValueError, match="FTRAIN_CHIEF: an address is host:port"):
+    with pytest.raises(ValueError, match="FTRAIN_CHIEF: an address must be host:port"):
         membership(OPEN_MPI | {"FTRAIN_CHIEF": "node1"})
 
 

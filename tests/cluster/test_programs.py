@@ -1,4 +1,4 @@
-"""Programs of a user's own, under the launcher: the same Python in every process."""
+"""Users' programs under the launcher: the same Python in every process."""
 
 from pathlib import Path
 

@@ -201,11 +201,13 @@ WRONG_FIT = "the rule for 'dense/kernel' does not fit leaf params/dense/kernel o
     [
         (
             ["", "model"],
-            "dimension 1, 9, does not divide over model=2; pad it to 10, or put before it a rule for this",
+            "dimension 1, 9, does not divide over model=2; pad it to 10, "
+            "or put a rule for this leaf before it",
         ),
         (
             ["fsdp+model"],
-            "dimension 0, 6, does not divide over fsdp=4 x model=2; pad it to 8, or put before it a rule",
+            "dimension 0, 6, does not divide over fsdp=4 x model=2; pad it to 8, "
+            "or put a rule for this leaf before it",
         ),
         (["modle"], "there is no axis 'modle'; did you mean model?"),
         (["x"], "there is no axis 'x'; there are data, fsdp, model"),
@@ -213,7 +215,7 @@ WRONG_FIT = "the rule for 'dense/kernel' does not fit leaf params/dense/kernel o
         (["data+data"], "it names the axis data twice"),
         (
             ["", "", "data"],
-            "it has entries for 3 dimensions, the leaf has 2; put before it a rule for this leaf: ",
+            "it has entries for 3 dimensions, the leaf has 2; put a rule for this leaf before it: ",
         ),
     ],
 )
@@ -226,7 +228,7 @@ def test_a_rule_that_does_not_fit_names_the_leaf_and_the_way_out(axes, message):
 def test_the_rule_that_an_error_offers_is_one_that_works():
     tree = {"params": {"a.b": {"kernel-1": shape(6, 9)}, "a": {"kernel-1": shape(6, 8)}}}
     rule = {"leaf": ".*kernel-1", "axes": ["", "model"]}
-    with pytest.raises(ValueError, match="put before it") as caught:
+    with pytest.raises(ValueError, match="put a rule for this leaf before it") as caught:
         Sharding([rule]).specs(tree, AXES)
     (leaf,) = re.findall(r"\{leaf = '(.*)', axes = \[\]\}", str(caught.value))
     found = Sharding([{"leaf": leaf, "axes": []}, rule]).specs(tree, AXES)
@@ -301,7 +303,8 @@ def test_leaves_that_cannot_be_split_are_named_with_the_way_out():
     told = Sharding([{"leaf": "b", "axes": []}]).undivided(tree, AXES)
     assert told == [
         "params/odd of shape [255, 333] is replicated on every device, "
-        "as fsdp=4 divides none of its dimensions; pad 333 to 336, choose fsdp=3, or give it a rule",
+        "as fsdp=4 divides none of its dimensions; "
+        "pad 333 to 336, choose fsdp=3, or give it a rule",
         "params/prime of shape [65537] is replicated on every device, "
         "as fsdp=4 divides none of its dimensions; pad 65537 to 65540, or give it a rule",
     ]
@@ -317,8 +320,10 @@ LENGTHS = st.lists(st.integers(1, 48), max_size=4)
 )
 def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, min_size):
     tree = {name: shape(*lengths) for name, lengths in leaves.items()}
-    sharding, axes = Sharding(min_size=min_size), {"data": 2, "fsdp": fsdp, "model": 1}
-    specs, told = sharding.specs(tree, axes), " ".join(sharding.undivided(tree, axes))
+    sharding = Sharding(min_size=min_size)
+    axes = {"data": 2, "fsdp": fsdp, "model": 1}
+    specs = sharding.specs(tree, axes)
+    told = " ".join(sharding.undivided(tree, axes))
     sizes = dict(zip(sorted(tree), leaf_bytes_per_device(tree, specs, axes), strict=True))
     for name, leaf in tree.items():
         is_told = f"{name} of shape {list(leaf.shape)}" in told
@@ -337,7 +342,7 @@ def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, min_size):
 
 
 def bytes_on(tree) -> dict[int, int]:
-    """What the leaves really take on each device."""
+    """Return the bytes that the leaves take on each device."""
     found = dict.fromkeys((device.id for device in jax.devices()), 0)
     for leaf in jax.tree.leaves(tree):
         array = (
@@ -362,7 +367,8 @@ def bytes_on(tree) -> dict[int, int]:
     ],
 )
 def test_a_state_takes_on_each_device_what_was_computed(sizes, sharding, optimizer):
-    mesh, state = make_mesh(**sizes), make_state(optimizer)
+    mesh = make_mesh(**sizes)
+    state = make_state(optimizer)
     placed = jax.device_put(state, sharding.shardings(state, mesh))
     expected = bytes_per_device(state, sharding.specs(state, mesh.shape), mesh.shape)
     assert set(bytes_on(placed).values()) == {expected}
@@ -371,7 +377,8 @@ def test_a_state_takes_on_each_device_what_was_computed(sizes, sharding, optimiz
 
 @pytest.mark.parametrize("optimizer", [adam(0.001), optax.adamw(0.001)])
 def test_a_quarter_of_a_transformers_state_is_on_each_of_four_devices(optimizer):
-    sharding, mesh = Sharding(), make_mesh(fsdp=4)
+    sharding = Sharding()
+    mesh = make_mesh(fsdp=4)
     state = jax.jit(lambda: make_state(optimizer, width=256, vocabulary=4096, layers=2))()
     placed = jax.device_put(state, sharding.shardings(state, mesh))
     small = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.size < 65_536)
@@ -394,19 +401,19 @@ def test_a_quarter_of_a_transformers_state_is_on_each_of_four_devices(optimizer)
     ],
 )
 def test_steps_over_a_split_state_give_the_numbers_of_a_whole_one(optimizer, sizes, sharding):
-    mesh, step = (
-        make_mesh(**sizes),
-        ftrain.make_step(loss_fn, optimizer, averages=0.9, clip_global_norm=1.0),
-    )
+    mesh = make_mesh(**sizes)
+    step = ftrain.make_step(loss_fn, optimizer, averages=0.9, clip_global_norm=1.0)
     rng = np.random.default_rng(0)
     batches = [{name: rng.integers(0, 256, 16) for name in "xy"} for _ in range(5)]
-    start = jax.jit(lambda: make_state(optimizer, layers=4))()  # so many that some slots are packed
+    start = jax.jit(lambda: make_state(optimizer, layers=4))()  # enough that some slots are packed
     layout = sharding.shardings(start, mesh)
     split = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     compiled = jax.jit(
         step, in_shardings=(layout, split), out_shardings=(layout, None), donate_argnums=0
     )
-    whole, placed, alone = start, jax.device_put(start, layout), jax.jit(step)
+    whole = start
+    placed = jax.device_put(start, layout)
+    alone = jax.jit(step)
     before = bytes_on(placed)
     for batch in batches:
         whole, expected = alone(whole, batch)

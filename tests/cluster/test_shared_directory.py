@@ -1,4 +1,4 @@
-"""A run directory that all processes see, and those that some do not."""
+"""A run directory that all processes share, and directories that some do not see."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,10 +17,12 @@ TOKEN = JobToken("the token of all processes", "a test")
 
 @pytest.fixture
 def group():
-    """Three process groups, as three processes of one job have them."""
+    """The process groups of the three processes of one job."""
     addresses = free_addresses(3)
     address = parse_address(addresses[0])
-    server, lines, members = ControlServer(address, 3, TOKEN), [], []
+    server = ControlServer(address, 3, TOKEN)
+    lines = []
+    members = []
     for index in range(3):
         member = ProcessGroup(ClusterSpec({"worker": addresses}), index, 3)
         lines.append(ControlClient(address, index, 3, 10.0, member.handle, TOKEN))
@@ -33,7 +35,7 @@ def group():
 
 
 def check(group, directories, limit=30.0) -> list[str | None]:
-    """What each process raises."""
+    """Return the error of each process, or None."""
 
     def ask(member, directory):
         try:

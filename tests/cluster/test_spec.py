@@ -1,4 +1,4 @@
-"""ClusterSpec beyond the reference: its forms, its files, and what a job that runs needs."""
+"""ClusterSpec beyond the reference: its forms and files, and the checks before a job runs."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ json_values = st.recursive(
 def test_it_is_equal_to_the_same_in_another_order_and_has_no_hash():
     assert ClusterSpec({"ps": {1: "c:1"}, "idle": {}, "worker": {1: "b:1", 0: "a:1"}}) == SPEC
     assert ClusterSpec({"worker": ["a:1"]}) != SPEC
-    assert SPEC != None  # noqa: E711
+    assert SPEC != None  # noqa: E711 - the operator is tested
     assert SPEC != 5
     with pytest.raises(TypeError, match=r"unhashable"):
         hash(SPEC)
@@ -37,7 +37,7 @@ def test_it_is_written_with_its_jobs_in_order():
     assert repr(SPEC) == "ClusterSpec({'idle': {}, 'ps': {1: 'c:1'}, 'worker': ['a:1', 'b:1']})"
     assert repr(ClusterSpec({})) == "ClusterSpec({})"
     assert SPEC.jobs == ["worker", "ps", "idle"]
-    assert ClusterSpec(SPEC).jobs == ["idle", "ps", "worker"]  # as the reference's copies have them
+    assert ClusterSpec(SPEC).jobs == ["idle", "ps", "worker"]  # as in copies of the reference's
 
 
 def test_what_is_given_out_is_a_copy():

@@ -1,4 +1,4 @@
-"""Who may talk to a job: strangers learn nothing, hold nothing and end nothing."""
+"""Unauthenticated peers of a job learn nothing, block nothing and end nothing."""
 
 import json
 import os
@@ -31,7 +31,7 @@ HELLO = {"hello": 1, "count": 2, "nonce": "n", "host": "h"}
 
 @pytest.fixture
 def server():
-    """The address of a control server for two, whose process 0 is connected."""
+    """The address of a control server for two processes; process 0 is connected."""
     address = parse_address(free_addresses(1)[0])
     server = ControlServer(address, 2, TOKEN)
     own = ControlClient(address, 0, 2, 5.0, lambda message: None, TOKEN)
@@ -52,7 +52,7 @@ class Stranger:
         self.socket.sendall(message if isinstance(message, bytes) else encode(message))
 
     def receive(self) -> dict | None:
-        """The next message, or None if the connection was closed."""
+        """Return the next message, or None if the connection was closed."""
         try:
             line = self._reader.readline()
         except ConnectionError:
@@ -72,7 +72,7 @@ def stranger(server):
 
 
 def meet(own: ControlClient, address) -> list:
-    """The second process comes, late, and both exchange a value."""
+    """Connect the second process late, and exchange a value between both."""
     second = ControlClient(address, 1, 2, 20.0, lambda message: None, TOKEN)
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda line: line.gather("x", 7, 20.0), [own, second]))
@@ -81,8 +81,9 @@ def meet(own: ControlClient, address) -> list:
 
 
 def logged(capsys, pattern: str) -> list[str]:
-    """The log lines so far; waits until one of them matches, because the server logs in a thread of its own."""
-    lines, deadline = [], time.monotonic() + 30
+    """Return the log lines so far; wait until one matches, as the server logs in a thread."""
+    lines = []
+    deadline = time.monotonic() + 30
     while not any(re.search(pattern, line) for line in lines):
         assert time.monotonic() < deadline, lines
         lines += capsys.readouterr().err.splitlines()
@@ -147,13 +148,13 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (b"[" * 900 + b"\n", f"nested more than {MAX_DEPTH} deep"),
-        (b'{"hello":' * 100 + b"\n", f"nested more than {MAX_DEPTH} deep"),
+        (b"[" * 900 + b"\n", f"the message has more than {MAX_DEPTH} levels of nesting"),
+        (b'{"hello":' * 100 + b"\n", f"the message has more than {MAX_DEPTH} levels of nesting"),
         (
             b'"' + b"x" * MAX_HANDSHAKE_LINE + b'"\n',
-            f"a line of more than {MAX_HANDSHAKE_LINE:,} bytes",
+            f"the line has more than {MAX_HANDSHAKE_LINE:,} bytes",
         ),
-        (b'{"hello": ' + b"9" * 5000 + b"}\n", "a line of more than"),
+        (b'{"hello": ' + b"9" * 5000 + b"}\n", "the line has more than"),
         (b"GET / HTTP/1.1\r\n\r\n", "it is not an ftrain process"),
         (b"\xff\xfe\n", "it is not an ftrain process"),
         (b"[1]\n", "it is not an ftrain process"),
@@ -190,7 +191,7 @@ def test_idle_connections_do_not_keep_a_process_out(server, capsys):
             stack.enter_context(socket.create_connection(address)) for _ in range(3 * MIN_PENDING)
         ]
         assert meet(own, address) == [[7, 7], [7, 7]]
-        for each in idle[:MIN_PENDING]:  # the oldest had to go
+        for each in idle[:MIN_PENDING]:  # the oldest were aborted
             each.settimeout(30)
             assert not received(each)
     assert len(logged(capsys, "more connections than can authenticate at once")) <= MAX_LOGGED
@@ -208,9 +209,9 @@ def test_what_a_process_may_send_is_limited_where_it_is_sent(server):
     deep: list = []
     for _ in range(MAX_DEPTH):
         deep = [deep]
-    with pytest.raises(ValueError, match="for 'deep' is a message nested more than"):
+    with pytest.raises(ValueError, match="for 'deep' cannot be sent: the message has more than"):
         own.gather("deep", deep, 5.0)
-    with pytest.raises(ValueError, match="for 'long' is a message of 16,777,"):
+    with pytest.raises(ValueError, match="for 'long' cannot be sent: the message has 16,777,"):
         own.gather("long", "x" * MAX_LINE, 5.0)
     assert meet(own, server[0]) == [[7, 7], [7, 7]]
 
@@ -262,7 +263,7 @@ def test_training_goes_on_under_a_flood_and_the_token_is_nowhere_to_be_read(tmp_
 
 
 def flood(address) -> None:
-    """A line that does not end, until the other side closes the connection."""
+    """Send an endless line, until the other side closes the connection."""
     with socket.create_connection(address) as connection:
         connection.settimeout(LIMIT)
         sent = 0
@@ -302,7 +303,8 @@ def test_a_process_with_another_token_is_told_what_to_check_and_named_by_the_oth
     done = run("train", config, f"run.directory={tmp_path / 'run'}", env=environment() | variables)
     assert done.returncode == 2
     assert re.fullmatch(
-        r"ftrain: process 1 on \S+ was refused at \S+: process 0 has another job token than FTRAIN_JOB_TOKEN here; "
+        r"ftrain: process 1 on \S+ was refused at \S+: "
+        r"process 0 has another job token than FTRAIN_JOB_TOKEN here; "
         r"set the same FTRAIN_JOB_TOKEN for all processes\n",
         done.stderr,
     ), done.stderr

@@ -139,13 +139,13 @@ def test_the_command_line_comes_last(extend):
     assert found["steps"] == 40
     assert found["model"]["noise"] == 0.125
     assert found["optimizer"]["momentum"] == 0.5
-    message = "command line: extends: is a key of files; set it in the config"
+    message = "command line: extends: cannot be overridden; set it in the config"
     assert error_of(path, "extends=base.toml") == message
 
 
 def test_errors_name_the_file_that_a_key_is_in(extend):
     path = extend("[data]\nbatch_size = 'x'")
-    assert error_of(path).startswith(f"{path}: data.batch_size: should be a valid integer")
+    assert error_of(path).startswith(f"{path}: data.batch_size: must be a valid integer")
     path = extend("seed = 3")
     base = path.with_name("base.toml")
     base.write_text(BASE.replace("decay_steps", "decay_step"))
@@ -169,7 +169,9 @@ def test_a_key_that_a_replaced_table_lacks_is_missing_in_the_file_that_replaces_
 def test_a_cycle_is_two_lines_that_show_it(extend, tmp_path):
     extend("", "a.toml", extends="b.toml")
     extend("", "b.toml", extends="./a.toml")
-    first, second, third = tmp_path / "job.toml", tmp_path / "a.toml", tmp_path / "b.toml"
+    first = tmp_path / "job.toml"
+    second = tmp_path / "a.toml"
+    third = tmp_path / "b.toml"
     path = extend("", extends="a.toml")
     assert error_of(path) == (
         f"{third}: extends: './a.toml' makes a cycle\n{first} -> {second} -> {third} -> {second}"
@@ -191,9 +193,9 @@ def test_a_missing_base_is_two_lines_that_name_both_files(extend, tmp_path):
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("extends = 3", "extends: should be the path of a config, got 3"),
-        ('extends = ["a.toml"]', "extends: should be the path of a config, got ['a.toml']"),
-        ('extends = "a\\nb"', "extends: should be the path of a config, got 'a\\nb'"),
+        ("extends = 3", "extends: must be the path of a config, got 3"),
+        ('extends = ["a.toml"]', "extends: must be the path of a config, got ['a.toml']"),
+        ('extends = "a\\nb"', "extends: must be the path of a config, got 'a\\nb'"),
         ('extends = ""', "extends: an empty string is not a path"),
         ('extends = "s3://a/b.toml"', "extends: s3://a/b.toml is a URL"),
         ('extends = "."', "cannot be read: Is a directory"),

@@ -141,7 +141,8 @@ def test_what_is_written_out_reads_back(config):
 
 
 def test_the_schema_knows_hooks(config):
-    schema, values = json_schema(), load(config).values
+    schema = json_schema()
+    values = load(config).values
     jsonschema.validate(values, schema)
     for wrong in (
         {"name": "StopWhen", "patience": 3},
@@ -168,14 +169,17 @@ def test_the_schema_knows_hooks(config):
             'name = "StopWhen"\nmetric = "loss"',
             "[hooks.0] StopWhen needs patience, or a threshold, or both",
         ),
-        ('name = "CheckpointSaver"', "hooks.0.name: CheckpointSaver has a table: [checkpoint]"),
+        (
+            'name = "CheckpointSaver"',
+            "hooks.0.name: CheckpointSaver has its own table: use [checkpoint]",
+        ),
         (
             'name = "Callback"\nfunction = "regression:nothing"',
             "regression has no function nothing",
         ),
         (
             'name = "Callback"\nfunction = 3',
-            'hooks.0.function: should name a function, "package.module:name", got 3',
+            'hooks.0.function: must name a function, "package.module:name", got 3',
         ),
         (
             'name = "Callback"\nfunction = "regression:note"\nevery_steps = 3\nat_steps = [4]',
@@ -184,13 +188,13 @@ def test_the_schema_knows_hooks(config):
         ('metric = "loss"', "hooks.0.name: is missing; name one of Callback, FeedBatch"),
         (
             'name = ["StopWhen"]',
-            "hooks.0.name: should be the name of a function, got ['StopWhen']; name one of",
+            "hooks.0.name: must be the name of a function, got ['StopWhen']; name one of",
         ),
         (
             'name = "WaitForStep"\nstep = 3\nread = "x"',
-            'hooks.0.read: should name a function, "package.module:name"',
+            'hooks.0.read: must name a function, "package.module:name"',
         ),
-        ('name = "regression:regression"', "should make an ftrain.Hook"),
+        ('name = "regression:regression"', "must return an ftrain.Hook"),
     ],
 )
 def test_a_mistake_names_the_hook(tmp_path, table, message):
@@ -206,10 +210,10 @@ def test_a_mistake_names_the_hook(tmp_path, table, message):
     ("override", "message"),
     [
         ("step.fuse=0", 'fuse must be "auto" or a whole number >= 1, got 0'),
-        ("step.fuse=always", "step.fuse: should be"),
+        ("step.fuse=always", "step.fuse: must be"),
         ("run.recoveries=-1", "recoveries must be a whole number >= 0, got -1"),
-        ("hooks=3", "hooks: should be tables, [[hooks]], got 3"),
-        ("log.format=5", 'log.format: should name a function, "package.module:name", got 5'),
+        ("hooks=3", "hooks: must be tables, [[hooks]], got 3"),
+        ("log.format=5", 'log.format: must name a function, "package.module:name", got 5'),
         ("log.at_steps=[]", "at() needs steps that are whole numbers >= 1, got []"),
         (
             "checkpoint.listeners=['regression:nobody']",

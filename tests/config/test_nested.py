@@ -1,4 +1,4 @@
-"""Tables inside of tables: optimizers inside of optimizers, and arguments that are dataclasses, enums and the like."""
+"""Nested tables: optimizers in optimizers, and arguments that are dataclasses, enums and so on."""
 
 import tomllib
 from pathlib import Path
@@ -67,11 +67,13 @@ NESTED = [
     f"{{name='optax.apply_if_finite', inner={ADAM}, max_consecutive_errors=5}}",
     f"{{name='optax.MultiSteps', opt={ADAM}, every_k_schedule=2}}",
     f"{{name='optax.masked', inner={ADAM}, mask={{w=true, b=false}}}}",
-    f"{{name='optax.flatten', inner={{name='optax.apply_if_finite', inner={ADAM}, max_consecutive_errors=5}}}}",
+    f"{{name='optax.flatten', "
+    f"inner={{name='optax.apply_if_finite', inner={ADAM}, max_consecutive_errors=5}}}}",
     f"{{name='guard', optimizer={ADAM}, spike=5.0}}",
     f"{{name='loss_scaling', optimizer={{name='guard', optimizer={ADAM}}}}}",
     f"{{name='optax.chain', args=[{{name='optax.clip_by_global_norm', max_norm=1.0}}, {ADAM}]}}",
-    f"{{name='optax.named_chain', args=[['clip', {{name='optax.clip', max_delta=1.0}}], ['adam', {ADAM}]]}}",
+    f"{{name='optax.named_chain', "
+    f"args=[['clip', {{name='optax.clip', max_delta=1.0}}], ['adam', {ADAM}]]}}",
 ]
 
 
@@ -95,7 +97,8 @@ def test_lookahead_is_built_around_another_optimizer(config):
 
 
 def test_plain_optax_inside_of_a_wrapper_shows_its_rate_unless_it_has_another_clock(config):
-    inner = "{name='optax.adam', learning_rate={name='cosine_decay', learning_rate=0.5, decay_steps=10}}"
+    rate = "{name='cosine_decay', learning_rate=0.5, decay_steps=10}"
+    inner = f"{{name='optax.adam', learning_rate={rate}}}"
     wrapped = f"optimizer={{name='optax.apply_if_finite', inner={inner}, max_consecutive_errors=5}}"
     assert float(build(plan(load(config, [wrapped]))).learning_rate(0)) == 0.5
     late = f"optimizer={{name='optax.MultiSteps', opt={inner}, every_k_schedule=2}}"
@@ -104,7 +107,8 @@ def test_plain_optax_inside_of_a_wrapper_shows_its_rate_unless_it_has_another_cl
 
 def test_groups_of_parameters_have_an_optimizer_each(config):
     sgd = "{name='optax.sgd', learning_rate=0.5}"
-    table = f"{{name='optax.partition', transforms={{a={ADAM}, b={sgd}}}, param_labels={{w='a', b='b'}}}}"
+    transforms = f"{{a={ADAM}, b={sgd}}}"
+    table = f"{{name='optax.partition', transforms={transforms}, param_labels={{w='a', b='b'}}}}"
     job = build(plan(load(config, [f"optimizer={table}"])))
     assert set(job.abstract_state().opt_state.inner_states) == {"a", "b"}
     assert job.learning_rate is None  # there are two
@@ -120,7 +124,8 @@ def test_overrides_reach_into_inner_tables_and_arrays(config):
         CONFIG.partition("[optimizer]")[0]
         + "[optimizer]\nname = 'optax.chain'\n"
         + "[[optimizer.args]]\nname = 'optax.clip'\nmax_delta = 1.0\n"
-        + "[[optimizer.args]]\nname = 'optax.flatten'\ninner = {name = 'adam', learning_rate = 0.1}\n"
+        + "[[optimizer.args]]\nname = 'optax.flatten'\n"
+        + "inner = {name = 'adam', learning_rate = 0.1}\n"
     )
     planned = plan(
         load(config, ["optimizer.args.1.inner.learning_rate=0.5", "optimizer.args.0.max_delta=2.0"])
@@ -156,19 +161,19 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         ),
         (
             [FINITE.format("'adam'")],
-            "optimizer.inner: should be an optimizer, got 'adam'; write a table that calls",
+            "optimizer.inner: must be an optimizer, got 'adam'; write a table that calls",
         ),
         (
             [FINITE.format("3")],
-            "optimizer.inner: should be an optimizer, got 3; write a table that calls a function",
+            "optimizer.inner: must be an optimizer, got 3; write a table that calls a function",
         ),
         (
             [FINITE.format("{name='os.getcwd'}")],
-            "[optimizer.inner] getcwd should make an optax.GradientTransformation",
+            "[optimizer.inner] getcwd must return an optax.GradientTransformation",
         ),
         (
             [FINITE.format("{name='adam', learning_rate='x'}")],
-            "optimizer.inner.learning_rate: should be a valid number",
+            "optimizer.inner.learning_rate: must be a valid number",
         ),
         (
             [FINITE.format("{name='adam', learning_rate=0.1, slot_dtype='x'}")],
@@ -177,7 +182,8 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         (
             [
                 FINITE.format(
-                    "{name='adam', learning_rate={name='cosine_decay', learning_rate=1.0, decay_step=3}}"
+                    "{name='adam', "
+                    "learning_rate={name='cosine_decay', learning_rate=1.0, decay_step=3}}"
                 )
             ],
             "optimizer.inner.learning_rate.decay_step: unknown key; did you mean decay_steps?",
@@ -188,11 +194,11 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         ),
         (
             ["optimizer={name='optax.chain', args=[3]}"],
-            "optimizer.args.0: should be an optimizer, got 3",
+            "optimizer.args.0: must be an optimizer, got 3",
         ),
         (
             ["optimizer={name='optax.chain', args=3}"],
-            "optimizer.args: should be a valid list, got 3",
+            "optimizer.args: must be a valid list, got 3",
         ),
         (
             ["optimizer={name='optax.chain', arg=[]}"],
@@ -209,7 +215,7 @@ FINITE = "optimizer={{name='optax.apply_if_finite', max_consecutive_errors=5, in
         ),
         (
             ["optimizer={name=''}"],
-            "optimizer.name: should be the name of a function, got ''; name one of",
+            "optimizer.name: must be the name of a function, got ''; name one of",
         ),
         (
             ["optimizer={name='optax.'}"],
@@ -309,17 +315,17 @@ def test_other_types_arrive_as_their_annotations_say(typed):
     ("override", "expected"),
     [
         ("model.head={widht=3}", "model.head.widht: unknown key; did you mean width?"),
-        ("model.head={width='x'}", "model.head.width: should be a valid integer, got 'x'"),
+        ("model.head={width='x'}", "model.head.width: must be a valid integer, got 'x'"),
         ("model.head={width=0}", "[model.head] width must be >= 1, got 0"),
-        ("model.head=3", "model.head: should be a table, got 3"),
-        ("model.head=[]", "model.head: should be a table, got []"),
-        ("model.head={sizes=[1, 'x']}", "model.head.sizes.1: should be a valid integer, got 'x'"),
-        ("model.heads={}", "model.heads: should be a valid list, got {}"),
+        ("model.head=3", "model.head: must be a table, got 3"),
+        ("model.head=[]", "model.head: must be a table, got []"),
+        ("model.head={sizes=[1, 'x']}", "model.head.sizes.1: must be a valid integer, got 'x'"),
+        ("model.heads={}", "model.heads: must be a valid list, got {}"),
         (
             "model.heads=[{}, {width=true}]",
-            "model.heads.1.width: should be a valid integer, got True",
+            "model.heads.1.width: must be a valid integer, got True",
         ),
-        ("model.heads=[{}, 3]", "model.heads.1: should be a table, got 3"),
+        ("model.heads=[{}, 3]", "model.heads.1: must be a table, got 3"),
         (
             "model.encoder.parent={head={}}",
             "model.encoder.parent.depth: is missing, and it has no default",
@@ -332,37 +338,38 @@ def test_other_types_arrive_as_their_annotations_say(typed):
         ("model.encoder.head.width=0", "[model.encoder.head] width must be >= 1, got 0"),
         (
             "model.activation=rlu",
-            "model.activation: should be one of RELU ('relu'), GELU ('gelu'), got 'rlu'",
+            "model.activation: must be one of RELU ('relu'), GELU ('gelu'), got 'rlu'",
         ),
-        ("model.level=3", "model.level: should be one of LOW (1), HIGH (2), got 3"),
-        ("model.level=true", "model.level: should be one of LOW (1), HIGH (2), got True"),
-        ("model.mode=medium", "model.mode: should be 'fast' or 'slow', got 'medium'"),
-        ("model.weights={a='x'}", "model.weights.a: should be a valid number, got 'x'"),
-        ("model.weights=[1.0]", "model.weights: should be a table, got [1.0]"),
+        ("model.level=3", "model.level: must be one of LOW (1), HIGH (2), got 3"),
+        ("model.level=true", "model.level: must be one of LOW (1), HIGH (2), got True"),
+        ("model.mode=medium", "model.mode: must be 'fast' or 'slow', got 'medium'"),
+        ("model.weights={a='x'}", "model.weights.a: must be a valid number, got 'x'"),
+        ("model.weights=[1.0]", "model.weights: must be a table, got [1.0]"),
         ("model.scales={a=0.5}", "model.scales.a: its keys must be numbers, got 'a'"),
-        ("model.sizes=3", "model.sizes: should be a valid list, got 3"),
+        ("model.sizes=3", "model.sizes: must be a valid list, got 3"),
         ("model.pair=[1]", "model.pair: must have 2 entries, got [1]"),
-        ("model.pair=['a', 1]", "model.pair.0: should be a valid integer, got 'a'"),
-        ("model.where=3", "model.where: should be a path, a string, got 3"),
-        ("model.limit=-inf", "model.limit: should be a finite number, got -inf"),
+        ("model.pair=['a', 1]", "model.pair.0: must be a valid integer, got 'a'"),
+        ("model.where=3", "model.where: must be a path, a string, got 3"),
+        ("model.limit=-inf", "model.limit: must be a finite number, got -inf"),
         ("model.span={stp=3}", "model.span.stp: unknown key; did you mean stop?"),
         ("model.options={note='x'}", "model.options.rate: is missing"),
-        ("model.norm=3", 'model.norm: should name a function, "package.module:name", got 3'),
+        ("model.norm=3", 'model.norm: must name a function, "package.module:name", got 3'),
         (
             "model.opaque=3",
-            "model.opaque: should be a typed_task.Opaque, which TOML cannot express, got 3; write a ta",
+            "model.opaque: must be a typed_task.Opaque, which TOML cannot express, got 3; "
+            "write a table",
         ),
         (
             "model.opaque={size=3}",
-            "model.opaque: should be a typed_task.Opaque, which TOML cannot express, got {'size",
+            "model.opaque: must be a typed_task.Opaque, which TOML cannot express, got {'size",
         ),
         (
             "model.opaque={name='os.getcwd'}",
-            "[model.opaque] getcwd should make an instance of typed_task.Opaque",
+            "[model.opaque] getcwd must return an instance of typed_task.Opaque",
         ),
         (
             "model.array=[1, 2]",
-            "model.array: should be a numpy.ndarray, which TOML cannot express, got [1, 2]",
+            "model.array: must be a numpy.ndarray, which TOML cannot express, got [1, 2]",
         ),
     ],
 )
@@ -371,7 +378,10 @@ def test_a_value_of_another_type_names_its_key(typed, override, expected):
 
 
 def test_an_argument_that_only_a_call_can_make_is_asked_for(config):
-    expected = "model.opaque: is missing, and it has no default; it is a typed_task.Opaque, which TOML cannot express"
+    expected = (
+        "model.opaque: is missing, and it has no default; "
+        "it is a typed_task.Opaque, which TOML cannot express"
+    )
     assert expected in message_of(config, "task=typed_task:needs_opaque")
 
 
@@ -379,7 +389,7 @@ def test_tables_too_deep_are_refused(config):
     table = ADAM
     for _ in range(60):
         table = f"{{name='optax.flatten', inner={table}}}"
-    assert "is inside of more than 32 tables" in message_of(config, f"optimizer={table}")
+    assert "is nested in more than 32 tables" in message_of(config, f"optimizer={table}")
 
 
 @pytest.fixture(scope="module")

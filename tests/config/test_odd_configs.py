@@ -1,4 +1,4 @@
-"""Whatever stands in a config, it is planned or refused in words: no other exception, and at most two lines."""
+"""Any config is planned, or is a ConfigError of at most two lines: no other exception."""
 
 import contextlib
 import copy
@@ -70,7 +70,7 @@ def places(table: dict, path: tuple = ()) -> list[tuple]:
 
 
 def plan_or_refusal(path: Path, values: dict) -> Plan | str:
-    """The plan of these values, or the words in which they are refused; anything else that is raised fails the test."""
+    """Return the plan of these values, or the error message; any other exception fails the test."""
     path.write_text(tomli_w.dumps(values), encoding="utf-8")
     try:
         return plan(load(path))

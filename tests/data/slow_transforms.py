@@ -29,8 +29,8 @@ def hang(example, rng):
     time.sleep(600)
 
 
-class Peculiar(Exception):  # noqa: N818
-    """It cannot be sent: what it is made of is not what it tells."""
+class Peculiar(Exception):  # noqa: N818 - the name is the test's
+    """Cannot be sent to another process: its `args` are not the arguments of its constructor."""
 
     def __init__(self, first, second):
         super().__init__("peculiar")

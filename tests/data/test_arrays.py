@@ -74,7 +74,7 @@ def test_objects_are_refused(tmp_path):
 
 @given(st.data())
 def test_a_damaged_archive_is_an_error_or_reads_something(tmp_path_factory, data):
-    """A stored array has no checksum that a mapped read could look at, so only the structure is found out."""
+    """A mapped read checks no checksum of a stored array, so only a damaged structure is found."""
     path = tmp_path_factory.mktemp("damaged") / "data.npz"
     data.draw(st.sampled_from([np.savez, np.savez_compressed]))(path, **ARRAYS)
     whole = bytearray(path.read_bytes())

@@ -138,9 +138,11 @@ def test_boundaries_and_lengths_must_fit():
     ]
     with pytest.raises(ValueError, match="boundaries must be increasing"):
         Buckets(lengths, [8, 4])
-    with pytest.raises(ValueError, match="there are 3 lengths, but 10 examples"):
+    with pytest.raises(
+        ValueError, match=r"buckets\.lengths must have an entry for each of the 10 examples, got 3"
+    ):
         Pipeline(numbers(10), batch_size=1, buckets=Buckets(lengths, [9]))
-    with pytest.raises(ValueError, match="no example is in a bucket"):
+    with pytest.raises(ValueError, match="no example fits into a bucket"):
         Pipeline(numbers(3), batch_size=4, buckets=Buckets(lengths + 9, [9], longer="drop"))
     with pytest.raises(ValueError, match=r"1 epochs of .* fill no batch"):
         Pipeline(numbers(3), batch_size=4, epochs=1, buckets=Buckets(lengths, [9]))
@@ -174,5 +176,5 @@ def test_what_cannot_work_is_refused(options, message):
 
 
 def test_steps_before_the_first_are_refused():
-    with pytest.raises(ValueError, match="there is no step -1"):
+    with pytest.raises(ValueError, match="step must be >= 0, got -1"):
         Pipeline(numbers(10), batch_size=2).batch(-1)

@@ -81,12 +81,12 @@ def test_a_mixture_may_be_mapped_and_mixed_again_but_not_chosen_from():
     assert np.bincount(nested // 1000).tolist() == [20_000, 20_000, 10_000]
     with pytest.raises(
         TypeError,
-        match="would lose the weights of the mixture: apply it to each part, then mix those",
+        match=r"would ignore the weights of .*; apply it to each source, then mix the results",
     ):
         FilterSource(inner, lambda batch: batch["n"] > 3)
     with pytest.raises(
         TypeError,
-        match="would lose the weights of the mixture: apply it to each part, then mix those",
+        match=r"would ignore the weights of .*; apply it to each source, then mix the results",
     ):
         ConcatSource([inner, part(0, 3)])
 
@@ -94,7 +94,7 @@ def test_a_mixture_may_be_mapped_and_mixed_again_but_not_chosen_from():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1], "2 sources, but 1 weights"),
+        ([1], "weights must have an entry for each of the 2 sources, got 1"),
         ([1, 0], "finite and > 0"),
         ([1, float("nan")], "finite and > 0"),
     ],

@@ -55,7 +55,7 @@ def differences(permutations: np.ndarray) -> np.ndarray:
 
 
 def overlap(permutations: np.ndarray) -> np.ndarray:
-    """Where the numbers of the first quarter come to stand, by quarters: a batch is no block of the file."""
+    """Count where the first quarter ends up, by quarters: a batch is no block of the file."""
     length = permutations.shape[1] // 4 * 4
     quarters = permutations[:, : length // 4] * 4 // permutations.shape[1]
     return np.bincount(quarters.ravel(), minlength=4)
@@ -65,15 +65,15 @@ def overlap(permutations: np.ndarray) -> np.ndarray:
 def test_it_is_as_good_as_a_true_shuffle(length):
     computed = np.stack([permute(np.arange(length), length, (seed, 1)) for seed in range(2000)])
     true = np.stack([np.random.default_rng(seed).permutation(length) for seed in range(2000)])
-    # Equal counts are not quite what chance gives (the differences of one permutation depend on each other), so that
-    # the true shuffle tells what is usual.
+    # Random counts are not quite equal, because the differences of one permutation depend on each
+    # other. So the true shuffle defines what is usual.
     for statistic in (places, differences, overlap):
         usual = abs(chi_square(statistic(true)))
         assert abs(chi_square(statistic(computed))) < max(4.0, 2 * usual), statistic.__name__
 
 
 def test_the_statistics_find_out_a_poor_shuffle():
-    """A rotation by a random number keeps neighbours together, and a single one puts every number at one place."""
+    """A random rotation keeps neighbours together; a fixed one puts each number at one place."""
     rotations = np.stack([(np.arange(64) + seed) % 64 for seed in range(3000)])
     assert chi_square(differences(rotations)) > 100
     assert chi_square(places(rotations[:1].repeat(3000, axis=0))) > 100
@@ -82,9 +82,7 @@ def test_the_statistics_find_out_a_poor_shuffle():
 
 def test_ten_billion_examples_cost_nothing():
     pipeline = Pipeline(RangeSource(10**10), batch_size=64, seed=5)
-    first, far = (
-        pipeline.batch(0)["index"],
-        pipeline.batch(3 * 10**8)["index"],
-    )  # in the second epoch
+    first = pipeline.batch(0)["index"]
+    far = pipeline.batch(3 * 10**8)["index"]  # in the second epoch
     assert len(np.unique(np.concatenate([first, far]))) == 128
     assert first.max() > 10**9

@@ -64,7 +64,7 @@ def test_texts_are_padded_too():
         (
             {"x": to_rows([np.ones((1, 2)), np.ones((2, 3))])},
             Pad(),
-            "feature x has values of several shapes",
+            r"feature x must have values of one shape, got \(2,\), \(3,\)",
         ),
     ],
 )

@@ -36,7 +36,8 @@ def test_an_error_arrives_after_the_batches_before_it():
 
 
 def test_it_runs_ahead_but_not_without_bound():
-    made, enough = [], threading.Event()
+    made = []
+    enough = threading.Event()
 
     def count():
         for number in itertools.count():
@@ -56,7 +57,8 @@ def test_it_runs_ahead_but_not_without_bound():
 
 
 def test_only_two_large_batches_wait():
-    made, third = [], threading.Event()
+    made = []
+    third = threading.Event()
 
     def large():
         for number in itertools.count():

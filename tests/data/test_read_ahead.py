@@ -48,7 +48,8 @@ def test_who_reads_makes_no_difference(pipeline, options):
 def test_random_transforms_differ_by_epoch_and_not_by_process():
     source = ArraySource({"x": np.zeros((6, 3), np.float32), "y": np.arange(6)})
     whole = Pipeline(source, batch_size=6, seed=1, transform=slow_transforms.jitter)
-    first, second = whole.batch(0)["x"], whole.batch(1)["x"]
+    first = whole.batch(0)["x"]
+    second = whole.batch(1)["x"]
     assert len(np.unique(np.concatenate([first, second]))) == 36
     parts = [
         Pipeline(
@@ -171,7 +172,8 @@ def test_a_read_that_hangs_does_not_keep_the_process(tmp_path, options):
             if __name__ == "__main__":
                 source = ArraySource({{"x": np.zeros((64, 3))}})
                 prefetch.GRACE = 0.5
-                batches = feed(Pipeline(source, batch_size=8, {options}, transform=slow_transforms.hang))
+                hang = slow_transforms.hang
+                batches = feed(Pipeline(source, batch_size=8, {options}, transform=hang))
                 batches.close()
                 print("closed", flush=True)
             """
@@ -189,11 +191,12 @@ def test_a_read_that_hangs_does_not_keep_the_process(tmp_path, options):
 
 def test_threads_read_no_further_than_they_may(monkeypatch):
     monkeypatch.setattr(read_ahead, "CHUNK_STEPS", 1)
-    too_far, reads = threading.Event(), itertools.count(1)
+    too_far = threading.Event()
+    reads = itertools.count(1)
 
     class Watched(ArraySource):
         def read(self, indices):
-            # Those that wait to be taken, one for each thread and one more, and the one that is taken.
+            # Those that wait to be taken, one per thread and one more, and the one that is taken.
             if next(reads) > prefetch.DEPTH + 3 + 1 + 1:
                 too_far.set()
             return super().read(indices)
@@ -216,7 +219,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
 
             if __name__ == "__main__":
                 source = ArraySource({"x": np.zeros((64, 3))})
-                data = Pipeline(source, batch_size=8, workers=1, transform=slow_transforms.tell_process)
+                transform = slow_transforms.tell_process
+                data = Pipeline(source, batch_size=8, workers=1, transform=transform)
                 print(int(next(feed(data))["process"][0]), flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             """

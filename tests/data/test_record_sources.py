@@ -113,7 +113,7 @@ def test_a_damaged_record_is_told_by_file_number_and_place(shards, pattern):
         == "RecordSource(..., on_damage='skip') leaves damaged records out"
     )
     with pytest.warns(
-        UserWarning, match="1 damaged records are left out, first: .*record 29 at byte"
+        UserWarning, match="skipped 1 damaged records; the first: .*record 29 at byte"
     ):
         skipping = RecordSource(pattern, SPEC, on_damage="skip")
     assert len(skipping) == 99
@@ -151,7 +151,7 @@ def test_a_misspelt_feature_is_told(pattern):
 
 
 def test_a_spec_is_a_mapping_and_gives_each_name_once(pattern):
-    with pytest.raises(TypeError, match="a spec maps names to Fixed"):
+    with pytest.raises(TypeError, match="a spec must map names to Fixed"):
         RecordSource(pattern, ["n"])
     with pytest.raises(ValueError, match="spec and sequence both make n"):
         RecordSource(pattern, {"n": Fixed()}, sequence={"n": Ragged()})
@@ -204,7 +204,8 @@ def check_equal(first, second):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_interrupted_anywhere_goes_on_with_the_same_batches(pattern, kind):
-    make, steps = pipelines(pattern)[kind], 60
+    make = pipelines(pattern)[kind]
+    steps = 60
     whole = [make().batch(step) for step in range(steps)]
     rng = np.random.default_rng(0)
     step = 0

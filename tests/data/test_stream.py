@@ -43,7 +43,10 @@ def test_an_endless_stream_is_not_read_ahead_of_its_buffer():
 
 def test_examples_must_be_alike():
     mixed = iter([{"a": 1}, {"b": 2}])
-    with pytest.raises(ValueError, match="the stream returned an example with b; the first had a"):
+    with pytest.raises(
+        ValueError,
+        match="the stream returned an example with features b, expected a as in the first",
+    ):
         list(Stream(mixed, batch_size=2))
 
 

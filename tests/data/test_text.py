@@ -45,7 +45,7 @@ def test_files_follow_each_other_in_the_order_of_their_names(tmp_path):
 def test_what_is_not_text_is_told_with_file_and_line(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\nfine\n\xff\xfe\n")
     with pytest.raises(
-        ValueError, match=r"a\.txt: line 3 is not utf-8: .*; encoding=None gives bytes"
+        ValueError, match=r"a\.txt: line 3 is not utf-8: .*; encoding=None returns bytes"
     ):
         TextSource(tmp_path / "a.txt", skip_empty=True).read(np.array([1]))
 

@@ -1,4 +1,4 @@
-"""A writer of TensorFlow's checkpoints, as plain as the format allows, for tests that need ones nobody would write."""
+"""A minimal writer of TensorFlow checkpoints, for tests that need unusual or invalid ones."""
 
 import contextlib
 import struct
@@ -23,7 +23,7 @@ def assert_same(ours, wanted):
 
 
 def attempt(action):
-    """What an action returns, or why it is refused; any other exception is a failure."""
+    """Return the result of an action, or the error that refuses it; other exceptions propagate."""
     try:
         return action()
     except TfCheckpointError as error:
@@ -41,7 +41,8 @@ def little_memory(limit=1 << 20):
 
 
 def varint(number):
-    low, number = [], number & (1 << 64) - 1
+    low = []
+    number &= (1 << 64) - 1
     while number > 0x7F:
         low.append(number & 0x7F | 0x80)
         number >>= 7
@@ -60,7 +61,9 @@ def message(*fields):
 
 
 def block(entries, interval=16):
-    body, restarts, last = b"", [], b""
+    body = b""
+    restarts = []
+    last = b""
     for number, (key, value) in enumerate(entries):
         shared = 0
         if number % interval == 0:
@@ -87,11 +90,12 @@ def sealed(block, compression=0):
 
 
 def table(entries, *, per_block=1000, interval=16, blocks=None, compression=0):
-    """A sorted table; `blocks` in place of entries are bytes to take as they are."""
+    """A sorted table; `blocks`, in place of entries, are raw bytes."""
     blocks = blocks or [
         block(entries[i : i + per_block], interval) for i in range(0, len(entries), per_block)
     ]
-    file, handles = b"", []
+    file = b""
+    handles = []
     for body in blocks:
         handles.append((b"%09d" % len(file), varint(len(file)) + varint(len(body))))
         file += sealed(body, compression)
@@ -125,7 +129,7 @@ def entry(dtype=FLOAT, shape=(), *, shard=0, offset=0, size=0, data=None, slices
 
 
 def write(folder, entries, *data, header=HEADER, **how):
-    """A checkpoint of these entries and of these data files; its prefix."""
+    """Write a checkpoint of these entries and data files; return its prefix."""
     folder.mkdir(exist_ok=True)
     (folder / "model.index").write_bytes(table([(b"", header), *sorted(entries.items())], **how))
     for shard, content in enumerate(data):

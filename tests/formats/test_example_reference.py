@@ -57,7 +57,8 @@ def check(ours, wanted):
 
 @pytest.mark.parametrize("case", EXAMPLES, ids=note)
 def test_examples(case):
-    data, features = base64.b64decode(case["serialized"]), arrays(case["features"])
+    data = base64.b64decode(case["serialized"])
+    features = arrays(case["features"])
     assert encode_example(features) == data
     decoded = decode_example(data)
     assert decoded.keys() == features.keys()
@@ -81,7 +82,8 @@ def test_parsed_examples(case, copies):
 
 @pytest.mark.parametrize("case", SEQUENCES, ids=note)
 def test_sequence_examples(case):
-    data, context = base64.b64decode(case["serialized"]), arrays(case["context"])
+    data = base64.b64decode(case["serialized"])
+    context = arrays(case["context"])
     lists = {name: [array(step) for step in steps] for name, steps in case["feature_lists"].items()}
     assert encode_sequence_example(context, lists) == data
     decoded_context, decoded_lists = decode_sequence_example(data)

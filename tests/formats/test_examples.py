@@ -139,7 +139,7 @@ def test_other_values_are_refused_by_name(value, error, message):
 
 def test_names_are_text():
     with pytest.raises(TypeError, match=r"feature name 3 is a int, expected a str"):
-        encode_example({3: 1})  # pyright: ignore[reportArgumentType]  # what the test is about
+        encode_example({3: 1})  # pyright: ignore[reportArgumentType] - the case
     with pytest.raises(ValueError, match=r"feature name .* is not Unicode text"):
         encode_example({"\ud800": 1})
 

@@ -58,7 +58,8 @@ def test_a_path_that_exists_is_no_pattern(directory):
     [
         (
             "c.tfrecord",
-            r"^c.tfrecord: there is no such file; \. has 4 files, the nearest name is [ab].tfrecord$",
+            r"^c.tfrecord: there is no such file; "
+            r"\. has 4 files, the nearest name is [ab].tfrecord$",
         ),
         ("none/c.tfrecord", "its directory none does not exist"),
         ("deep/*.gz", r"^deep/\*.gz: matches no file; deep has 0 files$"),

@@ -1,4 +1,4 @@
-"""What records are guessed to hold, and that the guessed specs parse them."""
+"""Guessed features of records; the guessed specs parse the records."""
 
 import io
 
@@ -77,7 +77,8 @@ def test_ranges_counts_and_gaps_are_told():
 
 
 def test_kinds_of_records():
-    example, sequence = encode_example({"x": 1}), encode_sequence_example({"x": 1}, {"y": [1, 2]})
+    example = encode_example({"x": 1})
+    sequence = encode_sequence_example({"x": 1}, {"y": [1, 2]})
     assert record_kind(example) == "example"
     assert record_kind(sequence) == "sequence"
     assert record_kind(encode_sequence_example({"x": 1}, {})) == "sequence"

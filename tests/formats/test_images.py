@@ -104,7 +104,7 @@ def test_other_bytes_are_no_image(data):
 def test_every_cut_of_an_image_is_an_error(format):
     noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
     data = encode(noise, format)
-    whole = len(data) - (14 if format == "PNG" else 2)  # the end's own marker is not needed
+    whole = len(data) - (14 if format == "PNG" else 2)  # the end marker is not needed
     for size in [*range(0, whole - 8, 7), whole - 9]:
         with pytest.raises(SpecError, match=r"record 0: feature image has \d+ bytes"):
             parse(data[:size], (16, 16, 3))

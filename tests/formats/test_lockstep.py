@@ -1,4 +1,4 @@
-"""Batches are walked in lock-step and single records are parsed as messages: both have to say the same."""
+"""Batches parsed in lock-step and records parsed one by one give the same arrays and errors."""
 
 import random
 import threading
@@ -32,7 +32,7 @@ def varint(number, padding=0):
 
 
 def field(tag, body, rng=None):
-    """Now and then the length has more bytes than it needs."""
+    """Sometimes the length has more bytes than it needs."""
     return tag + varint(len(body), rng.choice((0, 0, 0, 0, 1, 2, 5)) if rng else 0) + body
 
 
@@ -174,7 +174,7 @@ def test_a_parser_that_has_seen_other_batches_says_the_same(seed):
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**48))
 def test_messages_decode_to_the_same_values(seed):
-    """Against protobuf's own lists, since single records share the decoding of payloads with batches."""
+    """Compare with protobuf's own lists: single records and batches share a decoder of payloads."""
     records = random_records(random.Random(seed))
     try:
         messages = [Example.FromString(record).features.feature for record in records]
@@ -262,7 +262,8 @@ def test_a_million_entries_in_a_record_do_not_take_long():
 
 
 def test_threads_may_share_a_parser():
-    parse, failures = ExampleParser({"x": Fixed((3,)), "label": Fixed((), "int64")}), []
+    parse = ExampleParser({"x": Fixed((3,)), "label": Fixed((), "int64")})
+    failures = []
     batches = [batch(30), batch(50, extra=1.5), batch(40, name=b"n" * 200)]
 
     def work(records):

@@ -133,7 +133,7 @@ def test_a_file_that_changed_its_size_is_not_touched(tmp_path):
     files.read([0, 6])
     os.truncate(tmp_path / "train-00003.tfrecord", 0)
     with pytest.raises(
-        ValueError, match=r"00003.tfrecord: was changed while in use, it has 0 bytes and had \d+"
+        ValueError, match=r"00003.tfrecord: was changed while in use: it has 0 bytes and had \d+"
     ):
         files.read([6])
     assert files.read([0]) == [b""]

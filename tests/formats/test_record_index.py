@@ -38,7 +38,7 @@ def check(index, path, records):
 
 @pytest.fixture
 def walks(monkeypatch):
-    """The files that were indexed anew."""
+    """Record the files that are indexed again."""
     seen = []
 
     def walk(path, on_damage, limit):
@@ -126,7 +126,7 @@ def test_what_cannot_be_indexed(tmp_path):
         index_records(tmp_path / "train.tfrecord.gz")
     with pytest.raises(FileNotFoundError):
         index_records(tmp_path / "none")
-    with pytest.raises(ValueError, match="on_damage is 'warn'"):
+    with pytest.raises(ValueError, match=r"on_damage must be .*, got 'warn'"):
         index_records(tmp_path / "none", on_damage="warn")
 
 
@@ -143,7 +143,7 @@ def test_a_sidecar_is_written_once_and_used(tmp_path, walks):
 def test_a_sidecar_serves_the_other_mode_only_if_it_can(tmp_path, walks):
     path = write(tmp_path / "records", RECORDS)
     index_records(path)
-    index_records(path, on_damage="skip")  # no data were verified before
+    index_records(path, on_damage="skip")  # no data was verified before
     index_records(path)
     index_records(path, on_damage="skip")
     assert walks == [("records", "raise"), ("records", "skip")]
@@ -202,7 +202,7 @@ def test_any_damage_of_a_sidecar_has_it_built_again(tmp_path, walks):
     for content in damaged:
         sidecar.write_bytes(content)
         check(index_records(path), path, RECORDS)
-        # Without its first bytes nobody knows whose file it is, and it stays.
+        # Without its first bytes the file cannot be recognized, so it stays.
         assert sidecar.read_bytes() == (good if content[:16] == good[:16] else content)
     assert len(walks) == 1 + len(damaged)
 

@@ -1,4 +1,4 @@
-"""Damaged and crafted record files: work in proportion to their bytes, and memory up to a limit that can be set."""
+"""Damaged and crafted record files: work linear in their bytes, and memory up to a given limit."""
 
 import gzip
 import random
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Work:
-    """Counts the bytes that are summed, and the places that are looked at for a header."""
+    """Counts the bytes in checksums, and the places that are searched for a header."""
 
     def __init__(self, monkeypatch):
         self.bytes = 0
@@ -90,7 +90,8 @@ def test_the_work_is_in_proportion_to_the_bytes(tmp_path, monkeypatch, make):
     work = Work(monkeypatch)
     for _ in read_records(path, on_damage="skip", damages=[]):
         pass
-    # Sums are kept for every 4 KB: the rest, at both ends of a record, is at most as much again for each header.
+    # Sums are kept for every 4 KB. The rest, at both ends of a record, is at most as much again
+    # for each header.
     headers = len(content) // 12
     assert work.bytes <= 4 * len(content) + headers * (1 << 14)
     assert work.places <= 3 * len(content)  # two arrays for each block
@@ -135,7 +136,10 @@ def test_a_record_above_the_limit_is_damage_that_names_the_limit(tmp_path):
     with RecordWriter(path) as writer:
         for record in (b"one", bytes(2000), b"three"):
             writer.write(record)
-    wanted = "record 1 at byte 19 is damaged: it has 2000 bytes, more than max_record_bytes=1000; pass a larger"
+    wanted = (
+        "record 1 at byte 19 is damaged: "
+        "it has 2000 bytes, more than max_record_bytes=1000; pass a larger"
+    )
     with pytest.raises(DamagedRecordError, match=wanted):
         list(read_records(path, max_record_bytes=1000))
     damages = []
@@ -143,7 +147,7 @@ def test_a_record_above_the_limit_is_damage_that_names_the_limit(tmp_path):
     assert found == [b"one", b"three"]
     assert [damage.number for damage in damages] == [1]
     assert list(read_records(path, max_record_bytes=2000))[1] == bytes(2000)
-    with pytest.raises(ValueError, match="max_record_bytes is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="max_record_bytes must be at least 1, got 0"):
         read_records(path, max_record_bytes=0)
 
 

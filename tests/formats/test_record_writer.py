@@ -77,9 +77,9 @@ def test_two_writers_do_not_mix_up_their_files(tmp_path, options):
         RecordWriter(path, overwrite=True, **options)
     first.close()
     assert list(read_records(first.paths[0])) == [b"first"]
-    again = RecordWriter(path, overwrite=True, **options)  # what was held is free again
+    again = RecordWriter(path, overwrite=True, **options)  # the lock is free again
     again.write(b"again")
-    first.discard()  # too late to give anything up
+    first.discard()  # too late to discard anything
     again.close()
     assert list(read_records(again.paths[0])) == [b"again"]
     abandoned = RecordWriter(path, overwrite=True, **options)

@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, good and hostile ones, made by a small writer of our own."""
+"""TensorFlow checkpoints, valid and hostile, made by a small writer of our own."""
 
 import math
 import os
@@ -50,12 +50,12 @@ shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 def test_what_is_written_is_read_in_any_blocks_and_shards(
     tmp_path_factory, tensors, rows, interval, shards
 ):
-    entries, files, wanted = {}, [b""] * shards, {}
+    entries = {}
+    files = [b""] * shards
+    wanted = {}
     for number, (name, (shape, (dtype, kind))) in enumerate(tensors.items()):
-        shard, value = (
-            number % shards,
-            np.arange(math.prod(shape)).astype(getattr(ml_dtypes, kind, kind)),
-        )
+        shard = number % shards
+        value = np.arange(math.prod(shape)).astype(getattr(ml_dtypes, kind, kind))
         data = value.tobytes()
         entries[name.encode()] = entry(
             dtype, shape, shard=shard, offset=len(files[shard]), data=data
@@ -116,7 +116,7 @@ def test_opening_needs_no_data_and_reading_only_what_a_variable_has(tmp_path):
     with pytest.raises(TfCheckpointError, match=f"takes bytes 8 to 16 of {path}, which has 12"):
         checkpoint.read("b")
     path.unlink()
-    os.mkfifo(path)  # to open it would wait for ever
+    os.mkfifo(path)  # opening it would block forever
     with pytest.raises(TfCheckpointError, match="missing"):
         checkpoint.read("a")
 
@@ -194,12 +194,14 @@ def test_a_bool_is_true_for_any_byte_but_zero(tmp_path):
     assert read.view(np.uint8).tolist() == [0, 1, 1]
 
 
-# Partitioned variables: a slice is [(start, length), ...], an extent without numbers is a whole dimension
+# Partitioned variables: a slice is [(start, length), ...]; () as an extent is a whole dimension.
 
 
 def sliced(shape, slices):
-    """Entries of a variable w of 0, 1, 2, ... and its data; `slices` maps the end of each key to extents."""
-    whole, entries, data = np.arange(math.prod(shape), dtype=np.float32).reshape(shape), {}, b""
+    """Return entries and data of w = 0, 1, 2, ...; `slices` maps the end of each key to extents."""
+    whole = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    entries = {}
+    data = b""
     for tail, extents in slices.items():
         box = tuple(slice(e[0], e[0] + e[1]) if e else slice(None) for e in extents)
         part = whole[box]

@@ -66,7 +66,7 @@ def recorded(tensor):
 
 
 def contents(prefix):
-    """All that a checkpoint holds, such that nan equals nan."""
+    """Return all contents of a checkpoint, in a form in which NaN equals NaN."""
     checkpoint = TfCheckpoint(prefix)
     values = [checkpoint.read(name) for name in checkpoint.variables]
     exact = [value.tolist() if value.dtype == object else value.tobytes() for value in values]
@@ -109,7 +109,8 @@ def test_the_paths_of_objects_lead_to_all_variables_of_an_object_based_checkpoin
         assert objects == {}
         return
     assert {*objects.values()} == {*checkpoint.variables} - {graph}
-    # TensorFlow makes keys of paths: "." in a name becomes "..", "/" becomes ".S", and words of its own start with ".".
+    # TensorFlow makes keys of paths: "." in a name becomes "..", "/" becomes ".S", and words of its
+    # own start with ".".
     plain = {"..": ".", ".S": "/", ".OPTIMIZER_SLOT/": ""}
     for path, key in objects.items():
         words = key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").replace("/.ATTRIBUTES/", "/")
@@ -169,7 +170,7 @@ def test_a_flipped_byte_in_a_data_file_is_reported_by_the_variable_it_is_in(case
             path.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
             outcome = attempt(lambda: contents(prefix))
             assert outcome == intact or "damaged" in str(outcome)
-            found += outcome != intact  # as it must be, but where no variable lies
+            found += outcome != intact  # must differ, except in bytes of no variable
         path.write_bytes(data)
         assert found or not data
 
@@ -179,8 +180,9 @@ def test_a_flipped_byte_in_a_data_file_is_reported_by_the_variable_it_is_in(case
 def test_every_byte_of_an_index_is_covered_but_for_its_end(case, tmp_path):
     prefix = shutil.copytree(folder_of(case), tmp_path / "copy") / case["prefix"]
     path = prefix.with_name(f"{prefix.name}.index")
-    index, intact = path.read_bytes(), TfCheckpoint(prefix).variables
-    # The footer has no checksum, and the block without entries that stands next to the last is not read.
+    index = path.read_bytes()
+    intact = TfCheckpoint(prefix).variables
+    # The footer has no checksum, and the empty block before the last one is not read.
     start = index.rindex(empty := sealed(block([])))
     unread = {*range(start, start + len(empty)), *range(len(index) - 48, len(index))}
     for place in range(0, len(index), max(1, len(index) // 500)):

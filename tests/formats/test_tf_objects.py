@@ -1,4 +1,4 @@
-"""What stands beside the variables of TensorFlow's checkpoints: graphs of objects, and the state file."""
+"""Object graphs and state files, which accompany the variables of TensorFlow checkpoints."""
 
 import pytest
 from bundles import FLOATS, FULL, STRING, attempt, entry, message, pack_strings, write
@@ -17,7 +17,7 @@ from ftrain.formats.tf_checkpoint import (
 
 
 def node(children=(), attributes=(), slots=()):
-    """A TrackableObject: children (id, name), attributes (name, key), slots (variable, name, id)."""
+    """A TrackableObject: children (id, name), attributes (name, key), slots (variable, name, id)"""
     return message(
         *((1, message((1, number), (2, name.encode()))) for number, name in children),
         *((2, message((1, name.encode()), (3, key.encode()))) for name, key in attributes),
@@ -173,7 +173,10 @@ def test_a_state_that_is_written_is_read_whatever_the_paths(latest, kept):
 
 @given(st.data())
 def test_any_text_is_a_state_or_is_refused(data):
-    text = 'model_checkpoint_path: "m-7"\nall_model_checkpoint_paths: ["m-1", "m-7"]\nlast_preserved_timestamp: 1.5\n'
+    text = (
+        'model_checkpoint_path: "m-7"\nall_model_checkpoint_paths: ["m-1", "m-7"]\n'
+        "last_preserved_timestamp: 1.5\n"
+    )
     at, end = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(text))])))
     characters = st.text(
         st.characters() | st.sampled_from("\"'\\\\\\{}[]<>:;,#_\n m0x\ud800"), max_size=10

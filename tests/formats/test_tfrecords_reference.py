@@ -1,4 +1,4 @@
-"""Record files against those that the reference implementation wrote, and those that it refused."""
+"""Record files that the reference implementation wrote or refused."""
 
 from base64 import b64decode
 

@@ -1,6 +1,8 @@
-"""Reads mutated inputs in this process, under limits on time and memory; prints the totals of each format as JSON.
+"""Read mutated inputs in this process, under limits on time and memory.
 
-python tests/fuzzing/campaign.py 0 1000 "records, plain" csv     # the inputs 0 to 999 of two formats
+Prints the totals of each format as JSON.
+
+python tests/fuzzing/campaign.py 0 1000 "records, plain" csv  # inputs 0 to 999 of two formats
 """
 
 import contextlib
@@ -20,15 +22,15 @@ from typing import Any
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "formats")]
 
 SECONDS = 20  # for one input: it guards against hangs, not against slow machines
-MEMORY = 1 << 30  # bytes above what the process has when it begins
+MEMORY = 1 << 30  # bytes beyond the memory of the process at its start
 MOST_FAILURES = 20
-PROGRESS = "FUZZING_PROGRESS"  # names a file for the input that is being read, should the process die of it
+PROGRESS = "FUZZING_PROGRESS"  # names a file for the input being read, in case the process dies
 
 
 def main(first: int, count: int, names: list[str]) -> None:
     from readers import (
         FORMATS,
-    )  # after the limits are known to be wanted, as it imports nearly everything
+    )  # here, because it imports nearly everything
 
     path = os.environ.get(PROGRESS)
     progress = os.open(path, os.O_WRONLY | os.O_CREAT) if path else None
@@ -47,7 +49,10 @@ def _read_all(
 ) -> dict[str, Any]:
     from readers import WrongAnswerError
 
-    accepted, refused, slowest, failures = 0, 0, 0.0, []
+    accepted = 0
+    refused = 0
+    slowest = 0.0
+    failures = []
     for number in numbers:
         data = chosen.make(random.Random(f"{name}/{number}"))
         if progress is not None:
@@ -58,7 +63,7 @@ def _read_all(
             with contextlib.redirect_stdout(io.StringIO()):
                 chosen.read(data, Path(home))
             accepted += 1
-        except Exception as error:  # noqa: BLE001 - which are allowed is the question
+        except Exception as error:  # noqa: BLE001 - the test is which are allowed
             refused += 1
             if isinstance(error, WrongAnswerError) or not isinstance(error, chosen.errors):
                 failures.append(

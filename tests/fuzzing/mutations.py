@@ -1,4 +1,4 @@
-"""Mutations that know the structure of what they change, so that they get beyond the first check of a reader."""
+"""Mutations that know the structure of an input, so that they pass the first check of a reader."""
 
 import copy
 import json
@@ -195,7 +195,7 @@ def mutate_tree(rng: random.Random, tree: Any, values: Sequence[Any] = VALUES) -
 
 
 def mutate_json(rng: random.Random, tree: Any) -> bytes:
-    """A tree, changed, as JSON; and some bytes of that changed too, now and then."""
+    """Return a changed tree as JSON; sometimes change some of its bytes too."""
     text = json.dumps(mutate_tree(rng, tree)) if rng.randrange(10) else json.dumps(tree)
     if rng.randrange(4) == 0:
         text = mutate_text(rng, text)
@@ -204,7 +204,7 @@ def mutate_json(rng: random.Random, tree: Any) -> bytes:
 
 
 def varint(number: int, padding: int = 0) -> bytes:
-    """A number as protobuf has it, with bytes more than it needs."""
+    """Return a varint with `padding` bytes more than it needs."""
     parts = []
     while number > 127 or padding:
         parts.append(number & 127 | 128)
@@ -256,11 +256,13 @@ def mutate_message(rng: random.Random, data: bytes, depth: int = 0) -> bytes:
 
 def _fields(data: bytes) -> list[tuple[int, int, bytes]]:
     """The fields of a message as number, kind and bytes; none if it is not one."""
-    fields, at = [], 0
+    fields = []
+    at = 0
     try:
         while at < len(data):
             tag, at = _read_varint(data, at)
-            kind, start = tag & 7, at
+            kind = tag & 7
+            start = at
             if kind == 0:
                 _, at = _read_varint(data, at)
             elif kind == 2:
@@ -281,7 +283,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     while True:
         byte = data[at]
         number |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        at += 1
+        shift += 7
         if byte < 128:
             return number, at
         if shift > 63:

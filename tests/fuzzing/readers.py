@@ -1,4 +1,4 @@
-"""The readers that are fuzzed: how inputs of each format are made and read, and which errors are documented."""
+"""The fuzzed readers: how inputs of each format are made and read, and the documented errors."""
 
 import gzip
 import io
@@ -62,11 +62,11 @@ from ftrain.formats.text_tables import read_csv, read_jsonl
 from ftrain.summaries import MetricsFile, read_events, read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-MOST_RECORD_BYTES = 1 << 24  # so that the limit is met
+MOST_RECORD_BYTES = 1 << 24  # low enough that inputs reach the limit
 
 
 class Format(NamedTuple):
-    """`make` an input, and `read` it with a directory to use; `errors` are those that a reader may raise."""
+    """`make` an input, and `read` it with a scratch directory; a reader may raise `errors`."""
 
     make: Callable[[random.Random], Any]
     read: Callable[[Any, Path], None]
@@ -165,7 +165,7 @@ SIDECAR = b"".join(map(frame_record, PAYLOADS[:4]))
 
 
 def make_sidecar(rng: random.Random) -> tuple[bytes, bool]:
-    """Mutated bytes, and whether to put a right checksum behind them."""
+    """Return mutated bytes, and whether to append a valid checksum."""
     return rng.randbytes(8), bool(rng.randrange(4))
 
 
@@ -456,7 +456,7 @@ def make_npz(rng: random.Random) -> bytes:
         zipfile.ZIP_LZMA,
     )
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", rng.choice(kinds)) as archive:
-        warnings.simplefilter("ignore")  # names that are there twice
+        warnings.simplefilter("ignore")  # duplicate names
         for name in ("a.npy", *rng.choices(NAMES, k=rng.randrange(4) == 0)):
             archive.writestr(name, make_npy(rng))
     data = file.getvalue()

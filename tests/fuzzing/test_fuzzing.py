@@ -1,7 +1,8 @@
-"""Mutated inputs of every format that is read: each is taken or refused with a documented error, within limits.
+"""Mutated inputs of every format: each is read, or refused with a documented error, within limits.
 
-The ordinary suite reads some hundred inputs of each format. With --campaign, more than 100,000 are read, and the
-totals are printed. An input that fails is repeated by `python tests/fuzzing/campaign.py NUMBER 1 FORMAT`.
+The default suite reads some hundred inputs of each format. With --campaign, more than 100,000 are
+read, and the totals are printed.
+To repeat an input that fails: `python tests/fuzzing/campaign.py NUMBER 1 FORMAT`.
 """
 
 import json
@@ -25,7 +26,7 @@ Totals = dict[str, dict[str, Any]]
 
 
 def fuzz(names: list[str], first: int, count: int, progress: Path) -> Totals:
-    """Read inputs in a process of their own, which a limit on time or memory may end."""
+    """Read inputs in a separate process, which a limit on time or memory may end."""
     command = [sys.executable, CAMPAIGN, str(first), str(count), *names]
     paths = {"PYTHONPATH": f"{ROOT}", PROGRESS: f"{progress}"}
     environ = os.environ | paths | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
@@ -34,7 +35,8 @@ def fuzz(names: list[str], first: int, count: int, progress: Path) -> Totals:
         number = progress.read_text().strip() if progress.exists() else "none"
         limits = f"limits: {SECONDS} s and {MEMORY >> 20} MB"
         pytest.fail(
-            f"the process ended with {done.returncode}, last input: {number} ({limits})\n{done.stderr}"
+            f"the process ended with {done.returncode}, "
+            f"last input: {number} ({limits})\n{done.stderr}"
         )
     totals: Totals = json.loads(done.stdout)
     failures = [

@@ -33,7 +33,8 @@ def params():
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 5, 12, 13, 50])
 def test_parts_give_what_the_whole_gives(microbatches):
-    start, batch = params(), batch_of(13)
+    start = params()
+    batch = batch_of(13)
     (value, aux), gradients = jax.jit(accumulate(DIFFERENTIATE, microbatches))(start, batch)
     (expected, expected_aux), whole = jax.jit(DIFFERENTIATE)(start, batch)
     np.testing.assert_allclose(value, expected, rtol=1e-6)

@@ -34,7 +34,7 @@ def test_clipping_by_value_leaves_what_is_within(values, low, width):
         clip_by_value({"a": jnp.array(values, jnp.float32)}, low, low + width)["a"]
     )
     expected = np.clip(np.array(values, np.float32), np.float32(low), np.float32(low + width))
-    # Equal, but that XLA takes numbers too small to be normal for zero.
+    # Equal, except that XLA flushes subnormal numbers to zero.
     np.testing.assert_allclose(clipped, expected, rtol=0, atol=np.finfo(np.float32).tiny)
     again = clip_by_value({"a": jnp.asarray(clipped)}, low, low + width)["a"]
     np.testing.assert_array_equal(again, clipped)

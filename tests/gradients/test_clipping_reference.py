@@ -31,7 +31,8 @@ def to_leaf(entry, dtype):
 def assert_equal(ours, recorded, dtype):
     if isinstance(recorded, dict):
         np.testing.assert_array_equal(ours.indices, recorded["indices"])
-        ours, recorded = ours.values, recorded["values"]
+        ours = ours.values
+        recorded = recorded["values"]
     tolerance = {"rtol": 1e-12} if dtype == "float64" else {"rtol": 1e-6, "atol": 1e-6}
     np.testing.assert_allclose(np.asarray(ours, dtype), array(recorded, dtype), **tolerance)
 

@@ -1,4 +1,4 @@
-"""`value_and_grad` in surroundings where it could go wrong."""
+"""`value_and_grad` inside of other transformations, where it could fail."""
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,9 @@ def test_duplicates_of_bfloat16_are_summed_in_float32():
 
 
 def test_under_shard_map_each_device_has_the_rows_it_read():
-    mesh, data, whole = make_mesh(), PartitionSpec("data"), PartitionSpec()
+    mesh = make_mesh()
+    data = PartitionSpec("data")
+    whole = PartitionSpec()
 
     def total(table, ids):
         return jax.lax.psum(loss_fn(table, ids), "data")

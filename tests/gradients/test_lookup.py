@@ -9,7 +9,7 @@ TABLE = jnp.asarray(np.random.default_rng(0).normal(size=(7, 3)), jnp.float32)
 
 
 def assert_same_gradients(function, params, *args):
-    """Our gradients, as whole tables, are jax's; answers ours as they are."""
+    """Assert that our gradients, made dense, equal jax's; return ours."""
     value, gradients = value_and_grad(function)(params, *args)
     expected_value, expected = jax.value_and_grad(function)(params, *args)
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""A mean that is kept as its total and its weight."""
+"""Means that are stored as a total and a weight."""
 
 import jax
 import jax.numpy as jnp

@@ -19,7 +19,7 @@ from ftrain.gradients.rows import first_positions
 from ftrain.gradients.rows_fallback import RowsNotSupportedError, from_opaque, to_opaque
 from ftrain.optimizers import apply_updates
 
-# A few lengths only: each is compiled by itself.
+# Few lengths, because each is compiled separately.
 IDS = st.sampled_from([0, 1, 2, 24]).flatmap(
     lambda n: st.lists(st.integers(-3, 12), min_size=n, max_size=n)
 )
@@ -161,7 +161,7 @@ def test_another_error_does_not_select_dense_gradients():
     "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 )
 def test_indices_outside_of_the_table_name_no_row_in_any_type(dtype):
-    """Cut off to 32 bits, 2**32 + 1 would name row 1."""
+    """Truncated to 32 bits, 2**32 + 1 would name row 1."""
     info = np.iinfo(dtype)
     wrapping = [2**32 + 1, 2**32 + 2] if info.max > 2**32 else []
     indices = np.array(

@@ -17,7 +17,8 @@ def gradients(size=1.0):
 
 
 def run(transform, sizes):
-    state, params = transform.init(PARAMS), PARAMS
+    state = transform.init(PARAMS)
+    params = PARAMS
     update = jax.jit(transform.update)
     for size in sizes:
         updates, state = update(gradients(size), state, params)
@@ -60,7 +61,7 @@ def test_a_spike_is_skipped_once_the_usual_is_known():
 def test_after_its_patience_the_guard_gives_way():
     transform = guard(optimizers.gradient_descent(0.1), spike=5.0, window=2, patience=3)
     _, state = run(transform, [1.0] * 3 + [100.0] * 12)
-    assert int(skipped_updates(state)) < 12  # larger gradients became the usual
+    assert int(skipped_updates(state)) < 12  # larger gradients became usual
     params, state = run(guard(optimizers.gradient_descent(0.1), patience=3), [np.nan] * 4)
     assert int(skipped_updates(state)) == 3
     assert np.isnan(params["w"]).all()
@@ -69,7 +70,8 @@ def test_after_its_patience_the_guard_gives_way():
 def test_the_scale_shrinks_on_overflow_and_grows_after_a_while():
     transform = loss_scaling(optimizers.gradient_descent(0.1), scale=8.0, growth_interval=3)
     scales = []
-    state, update = transform.init(PARAMS), jax.jit(transform.update)
+    state = transform.init(PARAMS)
+    update = jax.jit(transform.update)
     for size in [np.inf, 1, 1, 1, 1, 1, 1, np.nan, np.nan, np.nan, np.nan, np.nan, np.nan]:
         _, state = update(gradients(size), state, PARAMS)
         scales.append(float(loss_scale(state)))
@@ -87,7 +89,8 @@ def half_loss(params, batch, rng):
 
 
 def test_a_step_scales_the_loss_and_unscales_the_gradients():
-    params, batch = {"w": jnp.array([2e-2, 3e-2])}, {"x": jnp.ones(4)}
+    params = {"w": jnp.array([2e-2, 3e-2])}
+    batch = {"x": jnp.ones(4)}
     plain = optimizers.gradient_descent(1.0)
     _, metrics = make_step(half_loss, plain)(TrainState.create(params, plain), batch)
     scaled = loss_scaling(plain, scale=2.0**14)

@@ -1,4 +1,4 @@
-"""A process that follows another: it waits for its checkpoints, restores them, and keeps out of its way."""
+"""A process that follows another: it waits for its checkpoints, restores them, writes none."""
 
 import threading
 
@@ -38,7 +38,8 @@ def chief(pipeline, directory, *hooks, **options):
 @pytest.mark.parametrize("kind", ["loop", "run"])
 def test_it_restores_while_the_chief_is_running_and_saves_nothing(pipeline, tmp_path, kind):
     lines = []
-    waiting, log = Scaffold(wait_secs=60), Logging(write=lines.append)
+    waiting = Scaffold(wait_secs=60)
+    log = Logging(write=lines.append)
     with chief(pipeline, tmp_path) as running:
         while running.steps_taken < 7:
             running.step()
@@ -84,7 +85,8 @@ class Asked(StateSaver):
 
 
 def test_the_chief_may_start_after_those_who_wait_for_it(pipeline, tmp_path):
-    asked, ended = Asked(), []
+    asked = Asked()
+    ended = []
 
     def follow():
         hooks = [CheckpointSaver(tmp_path / "checkpoints"), asked, StopAtStep(8)]
@@ -102,7 +104,7 @@ def test_the_chief_may_start_after_those_who_wait_for_it(pipeline, tmp_path):
 def test_without_waiting_a_second_saver_is_refused(pipeline, tmp_path):
     with chief(pipeline, tmp_path) as running:
         running.step()
-        with pytest.raises(ftrain.checkpoints.InUseError, match="is saved to by process"):
+        with pytest.raises(ftrain.checkpoints.InUseError, match="is in use by process"):
             take(chief(pipeline, tmp_path))
         running.request_stop()
 

@@ -1,4 +1,4 @@
-"""Steps whose metrics have names of their own: the guard against NaN and the progress bar take what there is."""
+"""Steps whose metrics have other names: StopOnNaN and the progress bar use those they find."""
 
 import io
 
@@ -86,7 +86,10 @@ def test_a_metric_that_the_step_does_not_have_is_an_error_at_the_first_step(pipe
         def watch(self, metrics):
             seen.append(metrics.last)
 
-    message = "cannot watch los: the step has no such metric; it has generator_loss, critic_loss, learning_rate"
+    message = (
+        "cannot watch los: the step has no such metric; "
+        "it has generator_loss, critic_loss, learning_rate"
+    )
     with pytest.raises(KeyError, match=message) as caught:
         drive([Watching(), StopOnNaN(["critic_loss", "los"]), StopAtStep(20)], pipeline, fuse=fuse)
     assert seen == [1]

@@ -64,7 +64,8 @@ class Ending(Receiving):
 @pytest.mark.parametrize("kind", [Receiving, Ending])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_it_is_delivered_to_every_hook_once(pipeline, kind, is_first):
-    hook, evaluate = kind(), evaluator(0.1, 0.2, 0.3)
+    hook = kind()
+    evaluate = evaluator(0.1, 0.2, 0.3)
     drive([*((hook, evaluate) if is_first else (evaluate, hook)), StopAtStep(25)], pipeline)
     assert hook.seen == [(10, 0.1), (20, 0.2), (25, 0.3)]
 
@@ -74,7 +75,8 @@ def test_it_is_delivered_to_every_hook_once(pipeline, kind, is_first):
     "when", [every(steps=25), every(steps=5), every(steps=1000)], ids=["last", "due", "not due"]
 )
 def test_the_last_checkpoint_has_it_and_can_be_the_best(pipeline, tmp_path, when, is_saver_first):
-    save, evaluate = saver(tmp_path, when), evaluator(0.1, 0.2, 0.9)
+    save = saver(tmp_path, when)
+    evaluate = evaluator(0.1, 0.2, 0.9)
     drive([*((save, evaluate) if is_saver_first else (evaluate, save)), StopAtStep(25)], pipeline)
     manager = CheckpointManager(tmp_path, keep_best=1, best_metric="eval/score", best_mode="max")
     assert manager.checkpoints()[-1].metrics["eval/score"] == 0.9
@@ -93,7 +95,8 @@ def test_an_evaluation_of_a_step_that_is_saved_is_in_its_metrics(
     pipeline, tmp_path, is_saver_first
 ):
     """Whichever of the two hooks comes first."""
-    save, evaluate = saver(tmp_path, every(steps=10)), evaluator(0.9, 0.2)
+    save = saver(tmp_path, every(steps=10))
+    evaluate = evaluator(0.9, 0.2)
     drive([*((save, evaluate) if is_saver_first else (evaluate, save)), StopAtStep(20)], pipeline)
     assert save.manager.best() == 10
     assert save.manager.steps() == [10, 20]
@@ -106,7 +109,8 @@ def test_final_values_of_other_hooks_are_there_too(pipeline, tmp_path):
 
 def test_it_is_logged_and_written_once(pipeline, tmp_path):
     for last in (20, 25):
-        lines, directory = [], tmp_path / str(last)
+        lines = []
+        directory = tmp_path / str(last)
         hooks = [
             evaluator(0.25, 0.5, when=at(7)),
             SummarySaver(directory, when=every(steps=10)),
@@ -134,7 +138,7 @@ def test_a_run_that_was_interrupted_at_its_last_step_is_evaluated_when_it_is_sta
 
 
 def test_the_last_step_is_saved_before_it_is_evaluated(pipeline, tmp_path):
-    """Which may take long: a process that is killed meanwhile loses nothing, and evaluates when it is started again."""
+    """A process that is killed during a long evaluation loses nothing; restarted, it evaluates."""
 
     def evaluate(params):
         save.manager.wait()

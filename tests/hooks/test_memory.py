@@ -1,4 +1,4 @@
-"""What hooks remember is in the checkpoint: a run that was interrupted stops where it would have stopped."""
+"""Hook states are in the checkpoint: an interrupted run stops where it would have stopped."""
 
 import json
 import math
@@ -30,7 +30,9 @@ class Counting(Hook):
     """Remembers every step that it saw, and everything that was published."""
 
     def __init__(self, needs=True):
-        self.steps, self.received, self.needs_state = [], [], needs
+        self.steps = []
+        self.received = []
+        self.needs_state = needs
 
     def begin(self, report):
         report.listen(metrics=self.watch, published=self.receive)
@@ -51,7 +53,8 @@ class Counting(Hook):
 
 class Interrupting(Hook):
     def __init__(self, step):
-        self.when, self.loop = at(step), None
+        self.when = at(step)
+        self.loop = None
 
     def after_step(self, report):
         self.loop.interrupt("SIGTERM")
@@ -61,7 +64,8 @@ class Failing(Hook):
     """A device that is lost once, at a step."""
 
     def __init__(self, step):
-        self.when, self.left = at(step), 1
+        self.when = at(step)
+        self.left = 1
 
     def after_step(self, report):
         if self.left:
@@ -237,7 +241,8 @@ def test_they_are_those_of_the_checkpoint_that_was_restored(pipeline, directory)
 
 def test_a_new_hook_starts_fresh_and_one_that_is_gone_is_ignored(pipeline, directory):
     drive([Publishing(), StopWhen("score", patience=9), StopAtStep(20), saver(directory)], pipeline)
-    counting, lines = Counting(), []
+    counting = Counting()
+    lines = []
     drive([counting, StopAtStep(25), saver(directory)], pipeline, lines=lines)
     assert counting.steps == [*range(21, 26)]
     told = "the checkpoint has the state of hooks that this run does not have: StopWhen(score, min)"
@@ -308,7 +313,7 @@ def test_a_memory_that_cannot_be_stored_names_its_hook(pipeline, directory):
 
 
 def test_evaluations_go_on_counting(pipeline, directory):
-    """Early stopping on what an evaluator publishes, with the evaluation at the end of the first part not counted."""
+    """Early stopping on published evaluations; the one at the end of the first part is ignored."""
 
     def train(last):
         evaluator = Evaluator(lambda params: {"score": 1.0}, when=every(steps=10))

@@ -44,7 +44,9 @@ class Publishing(Hook):
     """Publishes one number after another."""
 
     def __init__(self, numbers, name="eval/score", when=None):
-        self.numbers, self.name, self.when = list(numbers), name, when or every(steps=5)
+        self.numbers = list(numbers)
+        self.name = name
+        self.when = when or every(steps=5)
 
     def after_step(self, report):
         if self.numbers:
@@ -144,7 +146,9 @@ def test_a_batch_that_is_no_dict_cannot_be_fed(pipeline):
 
 
 def test_waiting_for_a_run_that_does_not_come(pipeline, tmp_path):
-    with pytest.raises(TimeoutError, match=r"step 5 was not reached within 0\.02 s; it is at 0"):
+    with pytest.raises(
+        TimeoutError, match=r"step 5 was not reached within 0\.02 s; the other run is at step 0"
+    ):
         drive([WaitForStep(5, tmp_path, timeout=0.02, poll_secs=0.01)], pipeline)
 
 
@@ -168,7 +172,7 @@ def test_a_wait_needs_somebody_to_wait_for():
 def test_two_savers_on_one_directory(pipeline, tmp_path):
     saver = CheckpointSaver(tmp_path, when=every(steps=5))
     with pytest.raises(
-        InUseError, match=f"{tmp_path} is saved to by process .*; wait for it, or choose another"
+        InUseError, match=f"{tmp_path} is in use by process .*; wait for it, or choose another"
     ):
         drive([saver, CheckpointSaver(tmp_path)], pipeline)
     assert (

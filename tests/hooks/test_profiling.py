@@ -25,7 +25,7 @@ def drive(hooks, data, **options):
 
 
 def profiles(directory) -> list[str]:
-    """The names of the traces that TensorBoard's profile page finds, each of which has a complete file."""
+    """Return the traces that TensorBoard's profile page finds; each has a complete file."""
     files = list(directory.glob("plugins/profile/*/*.xplane.pb"))
     assert all(file.stat().st_size > 1000 for file in files)
     names = sorted(file.parent.name for file in files)
@@ -140,7 +140,7 @@ def test_a_profile_that_someone_else_takes_is_left_alone(pipeline, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "needs steps >= 1"),
+        ({"steps": 0}, "steps and at_steps must be >= 1"),
         ({"at_steps": [3, 5], "steps": 4}, "overlap"),
         ({"every_steps": 3, "steps": 4}, "every_steps must be >= steps, got 3 and 4"),
         ({"every_steps": 30, "at_steps": [4]}, "takes at_steps or every_steps, not both"),

@@ -1,4 +1,4 @@
-"""Starting the real command on programs, pretenders above all, and looking for what it leaves behind."""
+"""Start the real command on programs, mostly pretenders, and look for what it leaves behind."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 
 class Launcher:
-    """`ftrain launch` of `n` processes of a program that are at home in a directory, as their command line says."""
+    """`ftrain launch` of `n` processes of a program; their command line names a home directory."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Launcher:
         self.process.communicate()
 
     def end(self) -> Result:
-        """What came of it, once it has ended; nothing else may live then."""
+        """Return the result once it has exited; none of its processes may be alive then."""
         out, err = self.process.communicate(timeout=LIMIT)
         assert living(self.home) == {}
         return Result(
@@ -75,12 +75,12 @@ class Launcher:
         )
 
     def wait_for_step(self, step: int, attempt: int = 0) -> None:
-        """Wait until all pretenders have come to a step."""
+        """Wait until all pretenders have reached a step."""
         meeting = self.home / f"attempt-{attempt}"
         wait_until(lambda: all((meeting / f"{step}-{index}").exists() for index in range(self.n)))
 
     def step(self) -> int:
-        """The furthest step of the first attempt."""
+        """Return the highest step of the first attempt."""
         return max(
             int(path.name.partition("-")[0]) for path in (self.home / "attempt-0").glob("[0-9]*-*")
         )
@@ -100,7 +100,7 @@ def run(
 
 
 def living(home: Path) -> dict[int, str]:
-    """The processes that have a directory in their command line, but for this one."""
+    """Return the other processes that have a directory in their command line."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,9 +1,9 @@
-"""A program that plays a training process: it keeps to the contract, in step with the others, without any jax.
+"""A stand-in for a training process: it follows the protocol, in step with others, without jax.
 
 pretender.py home=DIRECTORY steps=20 pace=0.01 save_every=5 [deed=WORD ...]
 
-The processes wait for each other at every step, through files in `home`; the first one "saves" the step there, and
-the next attempt goes on from it. A deed is something else to do: see `DEEDS`.
+The processes wait for each other at every step, through files in `home`. The first one "saves" the
+step there, and the next attempt resumes from it. A deed is something else to do: see `DEEDS`.
 """
 
 import atexit
@@ -25,11 +25,13 @@ from ftrain.launching.reporter import reporter_of_this_process
 class Pretender:
     def __init__(self, home: Path, steps: int, pace: float, save_every: int):
         cluster = json.loads(os.environ["FTRAIN_CLUSTER"])
-        self.index, self.count = cluster["task"]["index"], len(cluster["cluster"]["worker"])
+        self.index = cluster["task"]["index"]
+        self.count = len(cluster["cluster"]["worker"])
         self.attempt = int(os.environ["FTRAIN_ATTEMPT"])
         self.pipe = int(os.environ["FTRAIN_PROGRESS"])
         self.faults = parse_faults(os.environ.get("FTRAIN_INJECT", "")) if self.attempt == 0 else []
-        self.saved, self.meeting = home / "saved", home / f"attempt-{self.attempt}"
+        self.saved = home / "saved"
+        self.meeting = home / f"attempt-{self.attempt}"
         self.meeting.mkdir(exist_ok=True)
         (self.meeting / f"pid-{self.index}").write_text(f"{os.getpid()}")
         self.steps, self.pace, self.save_every = steps, pace, save_every
@@ -63,7 +65,7 @@ class Pretender:
         self.tell(done=self.step)
 
     def meet(self) -> None:
-        """Wait until all have come to this step; the last one decides for all whether it is the last."""
+        """Wait until all have reached this step; the last process decides whether to stop there."""
         if (self.meeting / "stop").exists() and self.index == 0:
             (self.meeting / f"stopping-{self.step}").touch()
         (self.meeting / f"{self.step}-{self.index}").touch()
@@ -102,7 +104,7 @@ class Pretender:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether there is no such process, or only what is left of it until it is reaped."""
+    """True if a process has exited; a zombie counts."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -118,7 +120,7 @@ def follow_lifeline() -> None:
 
 
 def raise_grandchildren(pretender: Pretender) -> None:
-    """A child and a child of it, which outlive their parents and heed nothing."""
+    """A child and a grandchild, which outlive their parents and ignore signals."""
     program = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -171,7 +173,7 @@ def make_a_mistake(pretender: Pretender) -> None:
 
 
 def find_itself_hanging(pretender: Pretender) -> None:
-    """The others' watchdogs, which fire before the supervisor looks: it is process 1 that is stuck."""
+    """The watchdogs of the others fire before the supervisor acts: process 1 hangs."""
     if pretender.attempt == 0 and pretender.index == 1:
         pretender.on_step = lambda: threading.Event().wait() if pretender.step == 3 else None
     elif pretender.attempt == 0:
@@ -198,7 +200,7 @@ def always_raise(pretender: Pretender) -> None:
 
 
 def stay(pretender: Pretender) -> None:
-    """Process 0 says that it is done, and does not end."""
+    """Process 0 reports that it is done, but does not exit."""
     if pretender.index == 0 and pretender.attempt == 0:
         pretender.pace = 0.0
         atexit.register(threading.Event().wait)
@@ -214,14 +216,14 @@ def dump_on_abort(pretender: Pretender) -> None:
 
 
 def be_busy(pretender: Pretender) -> None:
-    """For much longer than it may be silent."""
+    """For much longer than the hang timeout."""
     for _ in range(22):
         pretender.tell(busy="compiling")
         time.sleep(0.1)
 
 
 def lie(pretender: Pretender) -> None:
-    """Write what is no message."""
+    """Write lines that are not messages."""
     os.write(
         pretender.pipe,
         b"\xff\n[]\n{}\n" + b"[" * 9000 + b'\n{"step": -1}\n{"step": true}\nnull\n"step"\n',
@@ -229,7 +231,7 @@ def lie(pretender: Pretender) -> None:
 
 
 def keep_talking(pretender: Pretender) -> None:
-    """Process 1 repeats its step forever, which is no sign of life."""
+    """Process 1 reports the same step forever, which is not a sign of life."""
 
     def talk() -> None:
         while pretender.step == 3:

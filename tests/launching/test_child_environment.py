@@ -1,4 +1,4 @@
-"""How many GPUs a process gets, told from variables and files of devices: there need not be any."""
+"""How many GPUs a process gets, from variables and device files; no GPU is needed."""
 
 import json
 

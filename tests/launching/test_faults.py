@@ -1,4 +1,4 @@
-"""Faults as they are typed."""
+"""The syntax of faults."""
 
 import contextlib
 
@@ -24,7 +24,8 @@ def write(fault: Fault) -> str:
 
 def test_every_kind():
     text = (
-        "kill rank=1 step=40; freeze rank=2 step=60; hang rank=1 step=50; slow_data rank=0 step=80 secs=5; "
+        "kill rank=1 step=40; freeze rank=2 step=60; hang rank=1 step=50; "
+        "slow_data rank=0 step=80 secs=5; "
         "nan rank=1 step=90; full_disk step=100; exit rank=0 step=30 code=3"
     )
     assert parse_faults(text) == [
@@ -75,9 +76,9 @@ def test_nothing_is_no_fault(text):
         ("kill rank=² step=1", r"rank must be an integer"),
         ("kill rank=1 step=" + "9" * 5000, r"step must be an integer"),
         ("exit rank=1 step=4 code=256", r"code must be an integer up to 255, got '256'"),
-        ("slow_data rank=1 step=4 secs=nan", r"secs must be a number above 0, got 'nan'"),
-        ("slow_data rank=1 step=4 secs=inf", r"secs must be a number above 0"),
-        ("slow_data rank=1 step=4 secs=0", r"secs must be a number above 0"),
+        ("slow_data rank=1 step=4 secs=nan", r"secs must be a finite number > 0, got 'nan'"),
+        ("slow_data rank=1 step=4 secs=inf", r"secs must be a finite number > 0"),
+        ("slow_data rank=1 step=4 secs=0", r"secs must be a finite number > 0"),
         (
             "kill rank=1 step=4; full_disk",
             r"fault 'full_disk': step missing; expected 'full_disk \[rank=\.\.\] step",

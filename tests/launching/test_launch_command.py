@@ -1,4 +1,4 @@
-"""The command itself: what it takes, what it refuses, and what it shows."""
+"""The command itself: what it accepts, refuses and prints."""
 
 import os
 import pty
@@ -15,7 +15,7 @@ from ftrain.cli.launch import CONTEXT_SETTINGS, launch
 
 
 def refuse(arguments):
-    """What the command says of arguments that it does not take."""
+    """Return the error of the command for invalid arguments."""
     app = typer.Typer()
     app.command(context_settings=CONTEXT_SETTINGS)(launch)
     with pytest.raises(typer.TyperException) as caught:
@@ -61,7 +61,7 @@ def refuse(arguments):
         (["-n", "2", "--max-restart", "3", "CONFIG"], r"[Nn]o such option.*--max-restart"),
         (
             ["-n", "2", "CONFIG", "--max-restarts", "3"],
-            r"--max-restarts is an option of launch and must stand before",
+            r"--max-restarts is an option of launch and must come before",
         ),
         (["-n", "2", "CONFIG", "--hang-timeout=3"], r"--hang-timeout=3 is an option of launch"),
     ],
@@ -152,5 +152,5 @@ def test_no_device_is_touched():
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # how Linux says that nobody has the other side open
+    except OSError:  # on Linux: no process has the other side open
         return b""

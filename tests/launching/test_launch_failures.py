@@ -1,4 +1,4 @@
-"""Who is to blame, without any process."""
+"""Which process is at fault, without any real process."""
 
 import signal
 
@@ -88,9 +88,8 @@ def test_of_those_with_the_lowest_step_the_one_that_is_silent_longest():
 
 def test_one_that_has_not_begun_is_behind_all():
     found = find_hang([status(0, 0), status(1, None)], now=8.0)
-    assert (
-        found.description
-        == "process 1 hung before its first step (no sign of life for 8.0 s, its step is the lowest)"
+    assert found.description == (
+        "process 1 hung before its first step (no sign of life for 8.0 s, its step is the lowest)"
     )
 
 
@@ -199,7 +198,7 @@ def test_only_witnesses():
     found = find_cause(statuses)
     assert (found.process, found.kind) == (1, "peer")
     assert found.description == "process 0 lost process 1 at step 10: PeerFailed: silent"
-    statuses[0].failure = Failed("PeerFailed", because=7)  # there is none
+    statuses[0].failure = Failed("PeerFailed", because=7)  # there is no process 7
     assert find_cause(statuses).process == 0
     statuses[0].failure = None
     assert find_cause(statuses).description == "process 0 lost another process at step 10"

@@ -1,4 +1,4 @@
-"""What is told of a job: pure, without any process."""
+"""The reported outcome of a job: pure, without any process."""
 
 import signal
 from types import SimpleNamespace

@@ -41,7 +41,7 @@ def test_a_line_without_end_is_not_kept():
 
 @pytest.fixture
 def sink(tmp_path):
-    """Two files to write to, and how to read them."""
+    """Two files to write to, and a function that reads them."""
     paths = [tmp_path / "out", tmp_path / "err"]
     descriptors = [os.open(path, os.O_CREAT | os.O_WRONLY) for path in paths]
     yield descriptors, lambda: [path.read_bytes() for path in paths]
@@ -92,7 +92,7 @@ def test_output_that_nobody_reads_is_dropped_and_that_is_told():
     reading, writing = os.pipe()
     screen = Screen(writing, writing, patience=0.01)
     lines = [b"%07d\n" % number * 1000 for number in range(400)]
-    for piece in lines:  # does not end if anything waits for the reader
+    for piece in lines:  # never ends if anything waits for the reader
         screen.show(piece)
     screen.log("own")
     heard = []
@@ -161,7 +161,7 @@ def test_signals_ask_and_then_insist():
         requests.update()
         assert requests.first is None
         signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)  # a terminal that is closed may send two
+        signal.raise_signal(signal.SIGHUP)  # a closed terminal may send two
         requests.update()
         assert (requests.first, requests.second) == (signal.SIGHUP, None)
         signal.raise_signal(signal.SIGINT)

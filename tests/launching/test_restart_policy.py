@@ -112,7 +112,10 @@ ATTEMPTS = st.lists(
 
 @given(ATTEMPTS, st.integers(0, 8))
 def test_it_never_goes_on_for_nothing(attempts, allowed):
-    policy, idle, hangs, furthest = RestartPolicy(allowed), 0, 0, 0
+    policy = RestartPolicy(allowed)
+    idle = 0
+    hangs = 0
+    furthest = 0
     for failed, reached in attempts:
         decision = policy.decide(failed, reached)
         progressed = (reached or 0) > furthest

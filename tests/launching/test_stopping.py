@@ -1,4 +1,4 @@
-"""Signals to the supervisor and to its processes, and what is left of them afterwards: nothing."""
+"""Signals to the supervisor and to its processes; no process is left afterwards."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def test_the_second_signal_ends_them_at_once(tmp_path):
     with Launcher(tmp_path, *FOREVER, "deed=ignore_sigterm") as launcher:
         launcher.wait_for_step(3)
         launcher.signal(signal.SIGINT)
-        launcher.wait_for_step(launcher.step() + 20)  # they go on
+        launcher.wait_for_step(launcher.step() + 20)  # they continue
         launcher.signal(signal.SIGINT)
         result = launcher.end()
     assert result.code == 128 + signal.SIGINT
@@ -102,7 +102,7 @@ def test_children_of_the_processes_go_with_them(tmp_path):
     result = run(tmp_path, "deed=raise_grandchildren", options=["--inject", "kill rank=1 step=3"])
     assert result.code == 0
     assert len(result.own) == 3
-    assert len(list(tmp_path.glob("attempt-*/grandchild-*"))) == 8  # and none of them lives
+    assert len(list(tmp_path.glob("attempt-*/grandchild-*"))) == 8  # and none of them is alive
 
 
 def test_children_go_when_all_are_ended_at_once(tmp_path):
@@ -130,7 +130,7 @@ def test_the_supervisor_is_held_for_longer_than_a_process_may_be_silent(tmp_path
         launcher.wait_for_step(3)
         launcher.signal(signal.SIGSTOP)
         launcher.signal_one(0, signal.SIGSTOP)  # so that it is silent, too
-        time.sleep(2)  # what is tested is that time passes
+        time.sleep(2)  # the test is about the passing of time
         launcher.signal_one(0, signal.SIGCONT)
         launcher.signal(signal.SIGCONT)
         launcher.wait_for_step(launcher.step() + 20)

@@ -1,4 +1,4 @@
-"""Groups of real processes that fail in real ways, and go on or give up."""
+"""Groups of real processes that fail in real ways, and restart or give up."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import signal
 import pytest
 from launched import Launcher, run
 
-HANGS_SOON = ("--hang-timeout", "1.5")  # seconds, in which a process has to have started, too
+HANGS_SOON = ("--hang-timeout", "1.5")  # seconds, in which a process must also have started
 
 
 def test_all_goes_well(tmp_path):
@@ -94,7 +94,8 @@ def test_fewer_after_a_failure(tmp_path):
     [
         pytest.param(
             "freeze rank=2 step=8",
-            r"process 2 hung at step 7 \(it is stopped by a signal, no sign of life for [12]\.\d s\)",
+            r"process 2 hung at step 7 "
+            r"\(it is stopped by a signal, no sign of life for [12]\.\d s\)",
             marks=pytest.mark.campaign,
         ),
         ("hang rank=1 step=8", r"process 1 hung at step 7 \(no sign of life for [12]\.\d s, .*\)"),
@@ -106,7 +107,7 @@ def test_one_hangs_while_the_others_wait_for_it(tmp_path, fault, story):
     shown = re.search(r"^\[1\] .*File .*pretender\.py.* in run$", result.err, re.MULTILINE)
     assert bool(shown) == fault.startswith(
         "hang"
-    )  # where it hung; one that is stopped has nothing to show
+    )  # where it hung; a stopped process has no stacks to show
     assert re.match(story, result.own[0])
     assert result.own[-1].startswith("done: 20 steps")
 
@@ -121,7 +122,7 @@ def test_the_watchdogs_of_the_others_are_quicker(tmp_path):
 def test_repeating_a_step_is_no_sign_of_life(tmp_path):
     result = run(tmp_path, "deed=keep_talking", options=HANGS_SOON)
     assert result.code == 0
-    assert re.match(r"process [01] hung at step 3 ", result.own[0])  # both have come so far
+    assert re.match(r"process [01] hung at step 3 ", result.own[0])  # both have reached it
 
 
 def test_being_busy_is_a_sign_of_life(tmp_path):
@@ -198,7 +199,7 @@ def test_no_restart_is_allowed(tmp_path):
 
 @pytest.mark.campaign
 def test_those_that_do_not_notice_are_ended(tmp_path):
-    """Nobody tells process 1, which has no need of process 0, that process 0 is gone."""
+    """Process 1 does not need process 0, and is not notified that it was lost."""
     program = tmp_path / "alone.py"
     program.write_text(
         "import json, os, signal, sys, time\n"

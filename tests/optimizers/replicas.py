@@ -1,4 +1,4 @@
-"""What the tests of synchronous replicas have in common."""
+"""Shared parts of the tests of synchronous replicas."""
 
 import functools
 
@@ -14,7 +14,7 @@ from ftrain.optimizers import (
 )
 
 PARAMS = {"w": jnp.array([1.0, -2.0])}
-IDENTITY = optax.scale(1.0)  # its updates are the gradients that it gets
+IDENTITY = optax.scale(1.0)  # its updates are its gradients
 GRADIENTS = [
     *([0.1, -1.7], [0.7, 0.3], [-0.2, 2.9], [1.3, -0.0], [0.55, -0.9]),
     *([3.1, 0.01], [-1.4, 0.6], [0.33, 0.77], [2.2, -2.2], [-0.6, 0.13]),
@@ -22,7 +22,7 @@ GRADIENTS = [
 
 
 def assert_same(left, right):
-    """Equal to the last bit, the sign of zero too."""
+    """Assert equality to the last bit, including the sign of zero."""
     assert jax.tree.structure(left) == jax.tree.structure(right)
 
     def same(a, b):

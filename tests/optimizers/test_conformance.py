@@ -1,4 +1,7 @@
-"""One table runs every optimizer through the same checks. Its numbers are checked against the reference elsewhere."""
+"""One table runs every optimizer through the same checks.
+
+Other tests compare the numbers with the reference.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +35,7 @@ def gradients_of(step, params):
 
 
 def run(transform, params, steps=5, update=None):
-    """Without an `update` that is compiled: the compiler would take most of the time."""
+    """Run `update` without compiling it: the compiler would take most of the time."""
     state = transform.init(params)
     update = update or transform.update
     for step in range(steps):
@@ -223,7 +226,8 @@ def test_rows_that_name_every_row_equal_a_dense_gradient(make, packed):
     table = {"t": jnp.linspace(-1, 1, 8).reshape(4, 2)}
 
     def train(as_gradient):
-        params, state = table, transform.init(table)
+        params = table
+        state = transform.init(table)
         update = jax.jit(transform.update)
         for step in range(4):
             updates, state = update(
@@ -242,8 +246,10 @@ def test_rows_that_name_every_row_equal_a_dense_gradient(make, packed):
 def test_rows_that_are_not_named_stay_and_their_slots_too(name, packed):
     transform = TABLE[name](0.1, packed=packed)
     table = {"t": jnp.linspace(-1, 1, 10).reshape(5, 2)}
-    params, state = table, transform.init(table)
-    start, update = state, jax.jit(transform.update)
+    params = table
+    state = transform.init(table)
+    start = state
+    update = jax.jit(transform.update)
     for step in range(3):
         updates, state = update({"t": rows_of(step, table, [3, 1, 3, 9, -1])}, state, params)
         params = apply_updates(params, updates)
@@ -286,9 +292,12 @@ def test_sharded_on_four_devices_equals_single(make, packed):
         ),
         (
             {"a": Rows(jnp.array([0]), jnp.ones((1, 3))), "b": {"c": None}},
-            r"at a: Rows hold \(1, 3\), not \(1, 2\) for 1",
+            r"at a: the values of Rows have shape \(1, 3\), expected \(1, 2\) for 1",
         ),
-        ({"a": None, "b": {"c": None}}, "no parameter has a gradient: all of them are None"),
+        (
+            {"a": None, "b": {"c": None}},
+            "every gradient is None, expected a gradient of at least one",
+        ),
     ],
 )
 def test_gradients_that_do_not_fit_are_named(make, gradients, message):
@@ -303,7 +312,7 @@ def test_rows_whose_indices_were_taken_for_numbers_are_named(make):
     broken = jax.tree.map(lambda leaf: leaf * 0.5, {"a": Rows(jnp.array([0]), jnp.ones((1, 2)))})
     with pytest.raises(
         TypeError,
-        match="gradients of a are Rows whose indices are not a list of integers, but float32",
+        match="gradients of a are Rows whose indices must be a list of integers, got float32",
     ):
         transform.update(broken, transform.init({"a": PARAMS["a"]}), {"a": PARAMS["a"]})
 
@@ -337,6 +346,6 @@ def test_the_state_of_another_optimizer_is_refused(make):
         (optax.adam(0.1).init(PARAMS), "got tuple"),
     ):
         with pytest.raises(
-            ValueError, match=f"the state is not one of this optimizer.*{found}; init"
+            ValueError, match=f"the state must have the slots of this optimizer, .*{found}; init"
         ):
             transform.update(PARAMS, state, PARAMS)

@@ -1,4 +1,4 @@
-"""Parameters that an optimizer freezes have no part in norms."""
+"""Parameters that an optimizer freezes do not count in norms."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ NOT_FREEZING = {
     "decay": lambda: optax.chain(partly(optax.sgd(0.1)), optax.add_decayed_weights(0.1)),
     "masked": lambda: optax.masked(
         optax.sgd(0.1), {"frozen": False, "trained": True}
-    ),  # passes gradients on
+    ),  # returns gradients unchanged
     "sgd": lambda: optax.sgd(0.1),
     "adam": lambda: optimizers.adam(0.1),
 }

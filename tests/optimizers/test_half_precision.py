@@ -1,4 +1,4 @@
-"""Half precision: bfloat16 and float16 parameters and slots follow the float32 trajectory within a stated distance."""
+"""Half precision: bfloat16 and float16 follow the float32 trajectory within a stated distance."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from ftrain.tree import named_leaves
 
 HALVES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 STEPS = 200
-# The optimizers as their users call them, too: the default beta2 of Adam is 1 in bfloat16.
+# Default arguments are tested too: the default beta2 of Adam is 1 in bfloat16.
 DEFAULTS = {
     "adam_default": lambda lr, **kept: optimizers.adam(lr, **kept),
     "adadelta_default": lambda lr, **kept: optimizers.adadelta(lr, **kept),
@@ -27,7 +27,7 @@ DEFAULTS = {
 }
 ALL = TABLE | DEFAULTS
 LONG = pytest.mark.campaign
-SOME = ("momentum", "adam_default", "ftrl")  # of which every combination is tried
+SOME = ("momentum", "adam_default", "ftrl")  # every combination of these is tested
 
 
 def combinations(names, *kinds):
@@ -46,7 +46,7 @@ def combinations(names, *kinds):
 
 
 def train(transform, params, gradients, apply=apply_updates):
-    """The parameters after each gradient, and the last state."""
+    """Return the parameters after each gradient, and the last state."""
     state = transform.init(params)
 
     def step(carry, gradient):
@@ -60,12 +60,12 @@ def train(transform, params, gradients, apply=apply_updates):
 
 
 def half_numbers(rng, shape, dtype):
-    """Normal numbers that every type holds exactly, so that all trajectories start and are driven alike."""
+    """Normal numbers that every dtype holds exactly, so that all trajectories start equal."""
     return rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn).astype(dtype)
 
 
 def dense_problem(rng, wide=False):
-    """Parameters of both types and the gradients of 200 steps; or, `wide`, the same numbers in float32."""
+    """Parameters of both dtypes and gradients of 200 steps; with `wide`, the same in float32."""
     params = {}
     gradients = {}
     for name, dtype in HALVES.items():
@@ -89,7 +89,7 @@ def row_problem(rng, wide=False):
 
 
 def assert_within(half, exact, params, units):
-    """At most so many units in the last place of the largest value that a parameter starts from or takes."""
+    """At most `units` units in the last place of the largest value of a parameter."""
     trees = (jax.tree.leaves(tree) for tree in (half, exact, params))
     for left, right, start in zip(*trees, strict=True):
         info = ml_dtypes.finfo(left.dtype)
@@ -111,7 +111,7 @@ def assert_within(half, exact, params, units):
     ),
 )
 def test_half_precision_follows_the_float32_trajectory(name, problem, packed):
-    """Within one unit in the last place of the largest value that a parameter takes, at each of 200 steps."""
+    """Within one unit in the last place of a parameter's largest value, at each of 200 steps."""
     params, gradients = problem(np.random.default_rng(5))
     transform = ALL[name](0.01, packed=packed)
     half, state = train(transform, params, gradients)
@@ -128,7 +128,7 @@ def test_half_precision_follows_the_float32_trajectory(name, problem, packed):
 @pytest.mark.parametrize("apply", [apply_updates, optax.apply_updates], ids=["ftrain", "optax"])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_many_small_steps_add_up(dtype, apply):
-    """50 steps of 0.005 from 1: a bfloat16 number there moves by 0.004 or 0.008, and not at all by 0.001."""
+    """50 steps of 0.005 from 1: there a bfloat16 number moves by 0.004 or 0.008, never by 0.001."""
     for make, expected in (
         (lambda: optimizers.gradient_descent(0.01), 0.75),
         (lambda: optimizers.gradient_descent(0.001), 0.975),
@@ -163,7 +163,8 @@ def test_rounding_to_nearest_is_there_for_those_who_want_it():
     assert (half["w"] == 1).all()
 
 
-# The slot "linear" of FTRL holds the parameter itself, so that in bfloat16 it moves with a parameter's resolution.
+# The slot "linear" of FTRL holds the parameter itself, so in bfloat16 it moves with the resolution
+# of a parameter.
 NARROW_DISTANCE = {"ftrl": 0.1, "ftrl_default": 0.1}
 
 
@@ -176,7 +177,7 @@ NARROW_DISTANCE = {"ftrl": 0.1, "ftrl_default": 0.1}
     ),
 )
 def test_narrow_slots_train_float32_parameters(name, problem, rng):
-    """Within a tenth of the way that the parameter goes with float32 slots, or a hundredth of its value."""
+    """Within a tenth of the distance with float32 slots, or a hundredth of the value."""
     params, gradients = problem(rng, wide=True)
     half, state = train(ALL[name](0.01, slot_dtype="bfloat16"), params, gradients)
     exact, _ = train(ALL[name](0.01), params, gradients)

@@ -24,7 +24,7 @@ def ids(found):
     return [f"{n}-{case.get('note', '')}" for n, case in enumerate(found)]
 
 
-# Names of optimizers are the reference's own affair.
+# Only the reference has names of optimizers.
 CONSTRUCTORS = [case for case in of("constructor") if "=" in case["note"]]
 
 
@@ -60,7 +60,7 @@ def test_apply_gradients(case):
 
     match case["note"]:
         case "all gradients None":
-            with pytest.raises(ValueError, match="no parameter has a gradient"):
+            with pytest.raises(ValueError, match="every gradient is None"):
                 apply([None, None])
         case "one gradient None":
             for ours, wanted in zip(
@@ -77,7 +77,7 @@ def test_apply_gradients(case):
             with pytest.raises(TypeError, match="has no gradient"):
                 apply([jnp.ones(2)], [jnp.ones(2, jnp.int32)])
         case other:
-            # No variables at all are an empty tree here, and a gradient is taken in any dtype.
+            # Here, no variables are an empty tree, and a gradient may have any dtype.
             assert other in ("no pairs", "a gradient of another dtype")
 
 
@@ -136,7 +136,8 @@ def test_minimize_through_a_gather(case):
     options = {"lazy": False} if case["note"] == "Adam" else NEEDED.get(function.__name__, {})
     transform = function(learning_rate=case["learning_rate"], **options)
     params = {"v": jnp.asarray(array(case["v"], "float32"))}
-    state, rows = transform.init(params), jnp.asarray(case["rows"])
+    state = transform.init(params)
+    rows = jnp.asarray(case["rows"])
     first = case["value"]["first_gradient"]
     whole = Rows(
         jnp.asarray(first["indices"]), jnp.asarray(array(first["values"], "float32"))

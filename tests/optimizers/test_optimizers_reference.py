@@ -26,12 +26,12 @@ def make(case, dtype):
     if rates is not None:
         hyperparameters["learning_rate"] = lambda count: jnp.asarray(array(rates, dtype))[count]
     if case["optimizer"] == "Adam":
-        hyperparameters["lazy"] = False  # the reference lets the moments of every row decay
+        hyperparameters["lazy"] = False  # in the reference, the moments of every row decay
     return function_named(case["optimizer"])(**hyperparameters)
 
 
 def held_still(transform):
-    """The transform with its count kept at 0: the reference's global step, when it is not incremented."""
+    """The transform with its count kept at 0, like a global step that is not incremented."""
 
     def update(gradients, state, params):
         updates, state = transform.update(gradients, state, params)
@@ -54,7 +54,7 @@ def assert_close(ours, recorded, dtype, what):
 
 
 def gradient_of(recorded, variable, dtype):
-    """An array, or rows of a table; rows that are empty do not tell the shape of a row."""
+    """Return an array, or rows of a table; empty rows do not record the shape of a row."""
     if not isinstance(recorded, dict):
         return jnp.asarray(array(recorded, dtype))
     indices = np.array(recorded["indices"], np.int32)

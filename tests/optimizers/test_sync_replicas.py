@@ -1,4 +1,4 @@
-"""Synchronous replicas as a transform: bits, dtypes, devices, checkpoints, rows, and what is refused."""
+"""Synchronous replicas as a transform: bits, dtypes, devices, checkpoints, rows and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from ftrain.optimizers import (
     sync_replicas,
 )
 
-# What belongs to a transform.
+# Properties of every transform.
 
 NESTED = {"a": jnp.array([[1.0, -2.0], [3.0, 0.5]]), "b": {"c": jnp.float32(0.25)}}
 INNER = {name: (lambda make=make: make(0.1)) for name, make in TABLE.items()} | {
@@ -49,7 +49,8 @@ def gradients_of(step, params):
 
 
 def run(transform, params, sequence, **extra):
-    state, update = transform.init(params), jax.jit(transform.update)
+    state = transform.init(params)
+    update = jax.jit(transform.update)
     for gradients in sequence:
         updates, state = update(gradients, state, params, **extra)
         params = apply_updates(params, updates)
@@ -138,7 +139,8 @@ def test_it_compiles_once_and_scan_gives_what_a_loop_gives():
 def test_vmap_lets_each_round_go_its_own_way():
     transform, _ = compiled(2, 3)
     states = jax.vmap(transform.init)({"w": jnp.ones((3, 2))})
-    given, many = {"w": jnp.arange(6.0).reshape(3, 2)}, jnp.array([0, 1, 2])
+    given = {"w": jnp.arange(6.0).reshape(3, 2)}
+    many = jnp.array([0, 1, 2])
     update = jax.vmap(
         lambda gradients, state, count: transform.update(gradients, state, contributions=count)
     )
@@ -181,7 +183,9 @@ def test_averages_follow_updates_and_not_arrivals(ramp):
     transform = sync_replicas(
         optimizers.gradient_descent(0.5), 2, averages=0.99, averages_ramp=ramp
     )
-    params, state, expected = PARAMS, transform.init(PARAMS), PARAMS
+    params = PARAMS
+    state = transform.init(PARAMS)
+    expected = PARAMS
     for n in range(1, 9):
         updates, state = transform.update({"w": jnp.full(2, float(n))}, state, params)
         params = apply_updates(params, updates)
@@ -257,7 +261,8 @@ def test_state_and_parameters_share_no_memory_and_can_be_given_away():
         return apply_updates(params, updates), state
 
     params = jax.tree.map(jnp.copy, NESTED)
-    carry, step = (params, transform.init(params)), jax.jit(arrive, donate_argnums=(0, 1))
+    carry = (params, transform.init(params))
+    step = jax.jit(arrive, donate_argnums=(0, 1))
     for _ in range(3):
         carry = step(*carry)
     assert counts(carry[1]) == (1, 2, 1, 0)
@@ -268,22 +273,24 @@ def test_a_step_is_an_arrival():
     step = jax.jit(
         make_step(lambda params, batch, rng: jnp.sum(params["w"] * batch["x"]), transform)
     )
-    state, seen = TrainState.create(PARAMS, transform), []
+    state = TrainState.create(PARAMS, transform)
+    seen = []
     for x in (1.0, 3.0, 5.0):
         state, metrics = step(state, {"x": jnp.full(2, x)})
         seen.append(float(state.params["w"][0]))
     assert seen == [1.0, 0.0, 0.0]
     assert int(state.step) == 3
     assert float(metrics["learning_rate"]) == 0.5
-    assert "update_skipped" not in metrics  # to wait is not to skip
+    assert "update_skipped" not in metrics  # waiting is not skipping
 
 
 def test_guards_before_and_behind():
-    bad, good = {"w": jnp.array([np.nan, 1.0])}, {"w": jnp.array([2.0, 4.0])}
+    bad = {"w": jnp.array([np.nan, 1.0])}
+    good = {"w": jnp.array([2.0, 4.0])}
     params, state = run(
         guard(sync_replicas(optimizers.gradient_descent(1.0), 2)), PARAMS, [good, bad, good]
     )
-    assert params["w"].tolist() == [-1.0, -6.0]  # the bad one never arrived
+    assert params["w"].tolist() == [-1.0, -6.0]  # the bad gradient was ignored
     assert (int(skipped_updates(state)), *counts(state)) == (1, 0, 2, 1, 0)
     params, state = run(
         sync_replicas(guard(optimizers.gradient_descent(1.0)), 2), PARAMS, [bad, good]
@@ -354,7 +361,7 @@ def test_rows_are_not_summed_but_may_be_made_whole():
         step(TrainState.create(TABLES, transform), {"ids": jnp.array([1, 3])})
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -413,15 +420,17 @@ def test_what_does_not_fit_is_named():
     for decay in (1.0, -0.1, np.nan):
         with pytest.raises(ValueError, match=r"averages must be in \[0, 1\), got"):
             sync_replicas(IDENTITY, 2, averages=decay)
-    transform, averaging = sync_replicas(IDENTITY, 2), sync_replicas(IDENTITY, 2, averages=0.9)
+    transform = sync_replicas(IDENTITY, 2)
+    averaging = sync_replicas(IDENTITY, 2, averages=0.9)
     state = transform.init(PARAMS)
     with pytest.raises(
         ValueError,
-        match=r"not one of sync_replicas, but EmptyState: init\(params\) makes a new state",
+        match=r"must be a SyncReplicasState, got EmptyState; init\(params\) makes a new one",
     ):
         transform.update(PARAMS, IDENTITY.init(PARAMS), PARAMS)
     with pytest.raises(
-        ValueError, match="with other arguments: it keeps sums of gradients and no averages"
+        ValueError,
+        match="has sums and no averages, expected sums and averages: it was made with other arg",
     ):
         averaging.update(PARAMS, state, PARAMS)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Synchronous replicas, against values of the reference and against a plain model of its accumulators and tokens."""
+"""Synchronous replicas, against the reference and a model of its accumulators and tokens."""
 
 import heapq
 from collections import deque
@@ -20,7 +20,9 @@ from ftrain.optimizers import (
 
 # The reference's own numbers.
 
-TAKEN = {  # replicas to aggregate: local steps of the arrivals, and the means that a ConditionalAccumulator gave, when
+# By replicas to aggregate: local steps of the arrivals, and the means that a ConditionalAccumulator
+# returned, and when.
+TAKEN = {
     1: (
         [0, 0, 1, 1, 2, 2, 3, 4, 4, 5],
         {n: np.float32(GRADIENTS[n]) for n in (0, 2, 4, 6, 7, 9)},
@@ -52,7 +54,9 @@ TAKEN = {  # replicas to aggregate: local steps of the arrivals, and the means t
 def test_the_means_are_those_of_the_references_accumulator(needed):
     transform, update = compiled(needed)
     steps, taken = TAKEN[needed]
-    state, stale, applied = transform.init(PARAMS), 0, 0
+    state = transform.init(PARAMS)
+    stale = 0
+    applied = 0
     for n, (gradient, step) in enumerate(zip(GRADIENTS, steps, strict=True)):
         stale += step < applied
         updates, state = update({"w": jnp.array(gradient)}, state, PARAMS, local_step=step)
@@ -64,7 +68,12 @@ def test_the_means_are_those_of_the_references_accumulator(needed):
 
 
 def test_a_run_of_the_references_own_optimizer():
-    """SyncReplicasOptimizer(MomentumOptimizer(0.1, 0.9), 2, 1, ExponentialMovingAverage(0.3, global_step), [w])."""
+    """The reference is
+
+    SyncReplicasOptimizer(
+        MomentumOptimizer(0.1, 0.9), 2, 1, ExponentialMovingAverage(0.3, global_step), [w]
+    )
+    """
     given = [[1.76, 0.4], [0.98, 2.24], [1.87, -0.98], [0.95, -0.15], [-0.1, 0.41]]
     given += [[0.14, 1.45], [0.76, 0.12], [0.44, 0.33], [1.49, -0.21], [0.31, -0.85]]
     expected = [
@@ -75,7 +84,9 @@ def test_a_run_of_the_references_own_optimizer():
         ([-0.2553476095199585, -2.588029623031616], [-0.12060108780860901, -2.5429234504699707]),
     ]
     transform = sync_replicas(optimizers.momentum(0.1, 0.9), 2, 1, averages=0.3, averages_ramp=True)
-    params, state, update = PARAMS, transform.init(PARAMS), jax.jit(transform.update)
+    params = PARAMS
+    state = transform.init(PARAMS)
+    update = jax.jit(transform.update)
     for n, gradient in enumerate(given):
         updates, state = update({"w": jnp.array(gradient)}, state, params)
         params = apply_updates(params, updates)
@@ -88,10 +99,13 @@ def test_a_run_of_the_references_own_optimizer():
 
 
 class Accumulator:
-    """Takes gradients of replicas that are up to date, and gives their mean away when there are enough."""
+    """Accepts up-to-date gradients of replicas, and returns their mean once there are enough."""
 
     def __init__(self, needed):
-        self.needed, self.step, self.dropped, self.held = needed, 0, 0, []
+        self.needed = needed
+        self.step = 0
+        self.dropped = 0
+        self.held = []
 
     def push(self, gradient, count, step):
         """The mean, if this arrival completed it."""
@@ -101,21 +115,21 @@ class Accumulator:
         self.held += [np.float64(gradient)] * count
         if len(self.held) < self.needed:
             return None
-        mean, self.held, self.step = np.mean(self.held, axis=0), [], self.step + 1
+        mean = np.mean(self.held, axis=0)
+        self.held = []
+        self.step += 1
         return mean
 
 
 def simulate(needed, total, seed, spare=0, length=40):
-    """Arrivals in their order, (gradient, local step, mean or None), of workers that are fast or slow by chance.
+    """Arrivals in order, (gradient, local step, mean or None), of workers of random speed.
 
-    `spare` tokens more than the first round needs let workers begin a second batch before it is over.
+    `spare` tokens beyond the first round let workers begin a second batch before it ends.
     """
     rng = np.random.default_rng(seed)
-    accumulator, tokens, paused = (
-        Accumulator(needed),
-        deque([0] * (max(0, needed - total) + spare)),
-        deque(),
-    )
+    accumulator = Accumulator(needed)
+    tokens = deque([0] * (max(0, needed - total) + spare))
+    paused = deque()
     busy = [
         (rng.exponential(), worker, 0) for worker in range(total)
     ]  # when each is done, and its local step
@@ -136,14 +150,17 @@ def simulate(needed, total, seed, spare=0, length=40):
 @hypothesis.given(st.integers(1, 5), st.integers(1, 7), st.integers(0, 10**6), st.integers(0, 4))
 def test_workers_that_come_in_any_order_get_the_updates_of_the_model(needed, total, seed, spare):
     transform, update = compiled(needed, total, 0.5)
-    params, state, expected = PARAMS, transform.init(PARAMS), np.float64(PARAMS["w"])
+    params = PARAMS
+    state = transform.init(PARAMS)
+    expected = np.float64(PARAMS["w"])
     stale = applied = 0
     for gradient, step, mean in simulate(needed, total, seed, spare):
         stale += step < applied
         updates, state = update({"w": jnp.array(gradient)}, state, params, local_step=step)
         params = apply_updates(params, updates)
         if mean is not None:
-            expected, applied = expected - 0.5 * mean, applied + 1
+            expected = expected - 0.5 * mean
+            applied += 1
         np.testing.assert_allclose(params["w"], expected, rtol=1e-4, atol=1e-5)
         assert counts(state)[2:] == (applied, stale)
     assert applied >= 40 // (2 * max(needed, total))
@@ -153,7 +170,7 @@ def test_backup_replicas_are_dropped_and_lone_ones_contribute_several_batches():
     slow = [step for _, step, _ in simulate(3, 5, seed=1)]
     assert slow != sorted(
         slow
-    )  # the simulator does make stale gradients, or nothing above would be tested
+    )  # the simulation has stale gradients, or nothing above would be tested
     means = [mean is not None for _, _, mean in simulate(4, 1, seed=1)]
     assert means == [n % 4 == 3 for n in range(40)]
 
@@ -172,7 +189,9 @@ ARRIVALS = st.lists(
 @hypothesis.given(needed=st.integers(1, 5), sequence=ARRIVALS)
 def test_any_arrivals_give_what_the_model_gives(needed, sequence):
     transform, update = compiled(needed, 5)
-    accumulator, state, aggregated = Accumulator(needed), transform.init(PARAMS), 0
+    accumulator = Accumulator(needed)
+    state = transform.init(PARAMS)
+    aggregated = 0
     for n, (count, lag, poison) in enumerate(sequence):
         step = None if lag is None else max(0, accumulator.step + lag)
         is_stale = step is not None and step < accumulator.step

@@ -1,4 +1,4 @@
-"""The thread that writes for a run: nothing is lost, and Ctrl-C at any moment does not make it hang."""
+"""The thread that writes for a run: nothing is lost, and Ctrl-C at any time does not hang it."""
 
 import subprocess
 import sys

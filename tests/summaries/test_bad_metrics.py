@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl that cannot be read: a run resumes, good lines keep their bytes, nothing is lost."""
+"""Unreadable lines of metrics.jsonl: a run resumes, good lines keep their bytes, none is lost."""
 
 import os
 import resource
@@ -98,7 +98,7 @@ def test_a_link_stays_a_link(tmp_path):
 
 
 def test_a_limit_that_makes_no_sense_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="max_line_bytes is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="max_line_bytes must be >= 1, got 0"):
         MetricsFile(tmp_path / "metrics.jsonl", max_line_bytes=0)
 
 

@@ -49,7 +49,8 @@ def test_digits_learn():
 
 def test_dropout_draws_from_the_steps_rng():
     task = digits(channels=4, hidden=32, dropout=0.5)
-    params, batch = task.init(jax.random.key(0)), task.source.read(np.arange(8))
+    params = task.init(jax.random.key(0))
+    batch = task.source.read(np.arange(8))
     losses = [float(task.loss_fn(params, batch, jax.random.key(seed))[0]) for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
 

@@ -1,4 +1,4 @@
-"""Arguments of a run that are not what they should be."""
+"""Invalid arguments of a run."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from ftrain.optimizers import adam
 
 
 def stand_in(module: str, name: str, **fields):
-    """An object of a class that looks as one of a library that need not be installed; its fields are a pytree."""
+    """Make an object like those of a library that may be missing; its fields are a pytree."""
     base = type(name, (), {"__module__": module})
     cls = type("Mine", (base,), {"__module__": "mine"})
     names = tuple(fields)
@@ -37,8 +37,10 @@ def test_params_with_leaves_that_are_no_arrays_name_them_and_the_way_out(pipelin
         bias=None,
     )
     expected = (
-        r"params must be a tree of arrays: leaf params/axis is a str, 'batch'; leaf params/act is a .*; "
-        r"`params, static = eqx.partition\(model, eqx.is_array\)`, and in the loss `model = eqx.combine\("
+        r"params must be a tree of arrays: leaf params/axis is a str, 'batch'; "
+        r"leaf params/act is a .*; "
+        r"`params, static = eqx.partition\(model, eqx.is_array\)`, "
+        r"and in the loss `model = eqx.combine\("
     )
     with pytest.raises(TypeError, match=expected):
         ftrain.train(

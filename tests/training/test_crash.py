@@ -130,7 +130,7 @@ def test_bad_data_are_named_first(pipeline):
     batch["x"][2, 1] = np.inf
     step = make_step(loss_fn, ADAM)
     found = locate(step, TrainState.create(init_params(), ADAM), batch)
-    assert found[0] == "batch/x (1 of 24 values not finite, the first at [2, 1])"
+    assert found[0] == "batch/x (1 of 24 values non-finite, the first at [2, 1])"
 
 
 def test_data_that_cannot_be_asked_keep_the_batch_and_the_newest_state(pipeline, tmp_path):
@@ -220,7 +220,8 @@ def test_a_crash_that_was_not_is_named(pipeline, tmp_path):
 
 
 def test_taking_steps_again_has_a_limit(pipeline):
-    program, state = CompiledStep(make_step(loss_fn, ADAM)), TrainState.create(init_params(), ADAM)
+    program = CompiledStep(make_step(loss_fn, ADAM))
+    state = TrainState.create(init_params(), ADAM)
     with pytest.raises(
         ReplayError, match=r"taking steps 1 to 99999 again takes longer than 0.01 s"
     ):

@@ -10,7 +10,7 @@ from ftrain.training.consensus import Consensus, check_program
 def group(monkeypatch):
     """A group of which the proposals are kept."""
     group = create_local()
-    group.proposed = []  # pyright: ignore[reportAttributeAccessIssue]
+    group.proposed = []  # pyright: ignore[reportAttributeAccessIssue] - the test's own
     monkeypatch.setattr(group, "propose", group.proposed.append)
     return group
 

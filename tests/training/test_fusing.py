@@ -48,7 +48,9 @@ class Spy(Hook):
     """Writes down all that it is told, the state included if it asks for it."""
 
     def __init__(self, when, needs_state, watches):
-        self.when, self.needs_state, self.watches = when, needs_state, watches
+        self.when = when
+        self.needs_state = needs_state
+        self.watches = watches
         self.seen = []
 
     def begin(self, report):
@@ -122,7 +124,8 @@ def check_that_hooks_see_the_same(spies, publishing, fuse, start):
     assert fused[0] == single[0]
     assert fused[1] == single[1] == STEPS
     for one, other in zip(single[2], fused[2], strict=True):
-        # What is told as it comes keeps its order; between the two kinds it may differ for hooks that need no state.
+        # Calls of one kind keep their order; the order between the two kinds may differ for hooks
+        # that need no state.
         for kind in ("watch", "after", "end"):
             assert [each for each in other if each[0] == kind] == [
                 each for each in one if each[0] == kind
@@ -284,7 +287,7 @@ def test_auto_does_not_fuse_what_would_give_other_bits(monkeypatch):
     notices = StopAtNotice()
     loop = run([notices, StopAtStep(5_000_000)], "auto")
     assert notices.texts == [
-        "steps are not fused: fused ones give other bits, in leaf params/w first"
+        "steps are not fused: fused ones return other bits, first in leaf params/w"
     ]
     assert loop._fuser.length == 1
 
@@ -361,7 +364,8 @@ def test_gaps_lead_from_one_due_step_to_the_next(triggers, start):
         for i in firing:
             fired[i] = step
         due += [step] if firing else []
-    found, step = [], start
+    found = []
+    step = start
     for gap in gaps(triggers, start):
         step += gap
         if step >= start + 60:

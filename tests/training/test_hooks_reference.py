@@ -1,10 +1,11 @@
 """The recorded events of TensorFlow 1's monitored sessions, in our terms.
 
-All numbers come from the cases: which hooks there are, how many runs, where an error is raised, how fast the clock is.
+All numbers come from the cases: which hooks there are, how many runs, where an error is raised,
+how fast the clock is.
 
-Its `begin`, before there is a session, is our `__init__`, `after_create_session` our `begin`, `before_run` and
-`after_run` our `before_step` and `after_step`; the error for the end of its input is our EndOfData, and AbortedError a
-runtime error that says "ABORTED".
+Its `begin`, before there is a session, is our `__init__`, `after_create_session` our `begin`,
+`before_run` and `after_run` our `before_step` and `after_step`. The error for the end of its input
+is our EndOfData, and AbortedError a runtime error with "ABORTED" in its message.
 """
 
 import re
@@ -58,11 +59,11 @@ EVENTS = {
 }
 
 
-def of(scenario, **wanted):
+def of(scenario, **fields):
     return [
         c
         for c in CASES
-        if c["scenario"] == scenario and all(c.get(key) == value for key, value in wanted.items())
+        if c["scenario"] == scenario and all(c.get(key) == value for key, value in fields.items())
     ]
 
 
@@ -78,7 +79,7 @@ def hooks_of(case):
 
 
 def where(case, what):
-    """Where the first event called `what` was recorded: by which hook, in which of our methods, at which step."""
+    """Return the hook, our method and the step at which the first event `what` was recorded."""
     events = case["events"]
     number = next(n for n, event in enumerate(events) if event["event"] == what)
     before = next(
@@ -122,19 +123,17 @@ def state_at(step=0):
 
 
 class Recorder(Hook):
-    """Writes down its calls under the reference's names; raises, or asks to stop, once, where it is told to."""
+    """Records its calls under TensorFlow's names; raises or requests a stop at a given event."""
 
     when = every(steps=1)
     changes_batch = True
 
     def __init__(self, name, events, *, fails=None, times=1, stops=None):
-        self.name, self.events, self.fails, self.times, self.stops = (
-            name,
-            events,
-            fails,
-            times,
-            stops,
-        )
+        self.name = name
+        self.events = events
+        self.fails = fails
+        self.times = times
+        self.stops = stops
         self.note("start", 0)
 
     def note(self, event, step, report=None):
@@ -163,7 +162,9 @@ class Recorder(Hook):
 
 class Listener(SaveListener):
     def __init__(self, name, events, stop_at=None):
-        self.name, self.events, self.stop_at = name, events, stop_at
+        self.name = name
+        self.events = events
+        self.stop_at = stop_at
 
     def begin(self):
         self.events.append({"who": self.name, "event": "begin"})
@@ -180,7 +181,7 @@ class Listener(SaveListener):
 
 
 def drive(hooks, data, events, *, start=0, most=100, ask=True, loss=None, **options):
-    """`while not should_stop(): step()`, written down; an error that ends it is written down too."""
+    """Record `while not should_stop(): step()`, and an error that ends it."""
     step = STEP if loss is None else make_step(loss, SGD)
     try:
         with Loop(step, state_at(start), data, hooks=hooks, fuse=1, **options) as loop:
@@ -262,7 +263,7 @@ def test_a_step_after_a_stop_is_refused(pipeline):
 
 @pytest.mark.parametrize("case", of("feeds of hooks"), ids=name_of)
 def test_feeds(case):
-    """The caller's feed is our batch; that a hook replaces an entry of it is refused there, and wanted here."""
+    """The caller's feed is our batch; TensorFlow 1 refuses a hook that replaces an entry of it."""
     seen = []
 
     def loss(params, batch, rng):
@@ -329,12 +330,14 @@ def test_feeding_may_end_the_run_and_final_ops_run_at_the_end(pipeline):
 @pytest.mark.parametrize("case", of("StopAtStepHook"), ids=name_of)
 def test_stop_at_step(case, pipeline):
     """Ours takes no step if none is left to take, and refuses to take none at all."""
-    arguments, start = case["arguments"], case["restored_global_step"]
+    arguments = case["arguments"]
+    start = case["restored_global_step"]
     if 0 in arguments.values():
         with pytest.raises(ValueError, match="must be a whole number >= 1, got 0"):
             StopAtStep(**arguments)
         return
-    events, expected = [], recorded(case)
+    events = []
+    expected = recorded(case)
     if start >= arguments.get("last_step", start + 1):
         expected = [{"who": "loop", "event": "should_stop", "value": True}, expected[-1]]
     drive([StopAtStep(**arguments)], pipeline, events, start=start)
@@ -349,7 +352,8 @@ def test_arguments_of_stop_at_step(case):
 
 def test_stop_at_step_used_twice(pipeline):
     (case,) = of("StopAtStepHook used twice")
-    hook, events = StopAtStep(num_steps=number_in(case, r"num_steps=(\d+)")), []
+    hook = StopAtStep(num_steps=number_in(case, r"num_steps=(\d+)"))
+    events = []
     starts = re.findall(r"starts at step (\d+)|from (scratch)", case["description"])
     for number, start in enumerate((int(step or 0) for step, _ in starts), 1):
         events.append({"who": "test", "event": f"session {number} with the same hook object"})
@@ -358,17 +362,18 @@ def test_stop_at_step_used_twice(pipeline):
 
 
 class Clock:
-    """Advances by so many seconds before every step."""
+    """Advances by `seconds` before every step."""
 
     def __init__(self, seconds):
-        self.now, self.seconds = 0.0, seconds
+        self.now = 0.0
+        self.seconds = seconds
 
     def __call__(self):
         return self.now
 
 
 class Ticking(Hook):
-    """Moves a clock before every step, and has the loop wait for it, so that no other is dispatched meanwhile."""
+    """Advances a clock before every step; the loop waits for it before it dispatches another."""
 
     when = every(steps=1)
     changes_batch = True
@@ -386,8 +391,9 @@ def checkpoints_on(case):
 
 @pytest.mark.parametrize("case", of("CheckpointSaverHook"), ids=name_of)
 def test_checkpoints(case, pipeline, tmp_path):
-    """With the reference's timer, and saving what it starts with; by default ours saves at multiples of the step."""
-    events, start = [], case.get("restored_global_step", 0)
+    """With TensorFlow 1's timer, and a save at the start; our default saves at multiples."""
+    events = []
+    start = case.get("restored_global_step", 0)
     names = sorted(
         {event["who"] for event in case["events"] if event["who"].startswith("listener")}
     )
@@ -470,7 +476,8 @@ def test_speed(case, pipeline):
         def receive(self, step, values):
             published.append((step, values["steps_per_second"]))
 
-    clock, start = clock_of(case), case["restored_global_step"]
+    clock = clock_of(case)
+    start = case["restored_global_step"]
     expected = [
         (event["global_step"], event["values"]["global_step/sec"])
         for event in case["events"]
@@ -499,9 +506,13 @@ def logged_in(case):
     "case", [c for c in of("LoggingTensorHook") if "arguments" in c], ids=name_of
 )
 def test_logging(case, pipeline):
-    """The reference evaluates its tensors once more after the last run, so its line at the end is one of ours only if
-    no line was written for the last step."""
-    lines, arguments, clock = [], case["arguments"], clock_of(case)
+    """TensorFlow 1 evaluates its tensors once more after the last run.
+
+    So its line at the end is one of ours only if no line was written for the last step.
+    """
+    lines = []
+    arguments = case["arguments"]
+    clock = clock_of(case)
     timing = {"every_n_iter": "steps", "every_n_secs": "secs"}
     chosen = {timing[key]: value for key, value in arguments.items() if key in timing}
     logging = Logging(
@@ -510,7 +521,8 @@ def test_logging(case, pipeline):
         at_end=arguments.get("at_end", False),
         write=lambda line: lines.append(line),
     )
-    runs, start = runs_of(case), case["restored_global_step"]
+    runs = runs_of(case)
+    start = case["restored_global_step"]
     drive([Ticking(clock), logging, StopAtStep(runs[-1])], pipeline, [], start=start, clock=clock)
     expected = logged_in(case)
     if arguments.get("at_end"):
@@ -530,7 +542,8 @@ def test_a_log_that_would_never_be_written_is_refused(case):
 
 def test_a_formatter(pipeline):
     (case,) = (c for c in of("LoggingTensorHook") if "arguments" not in c)
-    lines, steps = [], logged_in(case)
+    lines = []
+    steps = logged_in(case)
     when = timer(steps=steps[1] - steps[0])
     logging = Logging(
         ["loss"], when=when, at_end=False, write=lines.append, format=lambda v: f"formatted {[*v]}"
@@ -588,7 +601,8 @@ def test_waiting_for_a_step(case, pipeline):
 def test_the_end_of_the_data(pipeline):
     """Ours has no batch to show before a step that does not come."""
     (case,) = of("OutOfRangeError inside run")
-    events, count = [], number_in(case, r"after (\d+) elements")
+    events = []
+    count = number_in(case, r"after (\d+) elements")
     hooks = [Recorder(name, events) for name in hooks_of(case)]
     drive(hooks, [pipeline.batch(step) for step in range(count)], events)
     missing = [{"who": hook.name, "event": "before_run", "global_step": count} for hook in hooks]
@@ -597,7 +611,8 @@ def test_the_end_of_the_data(pipeline):
 
 @pytest.mark.parametrize("case", of("error in the with block"), ids=name_of)
 def test_an_error_in_the_block(case, pipeline):
-    kind, events = case["description"].split()[0], []
+    kind = case["description"].split()[0]
+    events = []
     expected = recorded(case)
     hooks = [Recorder(name, events) for name in hooks_of(case)]
     steps = max(event["global_step"] for event in case["events"] if event["event"] == "after_run")
@@ -615,7 +630,7 @@ def test_an_error_in_the_block(case, pipeline):
 
 @pytest.mark.parametrize("case", of("error in a hook"), ids=name_of)
 def test_an_error_in_a_hook(case, pipeline):
-    """If one hook's `end` fails, ours still calls those of the others, which may have a state to save."""
+    """If the `end` of one hook fails, we still call the others: they may have a state to save."""
     events = []
     hooks = failing_hooks(case, events)
     who, method, step = where(case, "raise")
@@ -688,7 +703,8 @@ def test_without_recovery(pipeline):
 @pytest.mark.parametrize("case", of("Scaffold"), ids=lambda case: str(case["restored_global_step"]))
 def test_scaffold(case, pipeline):
     """Our initial state takes the place of the init op."""
-    events, start = [], case["restored_global_step"]
+    events = []
+    start = case["restored_global_step"]
 
     class Restorer(StateSaver):
         def restore_state(self, like):

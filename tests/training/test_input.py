@@ -1,4 +1,4 @@
-"""The loop on pipelines of all kinds: data that end, buckets of several shapes, records, transforms."""
+"""The loop on all kinds of pipelines: data that end, buckets of shapes, records, transforms."""
 
 import jax
 import jax.numpy as jnp

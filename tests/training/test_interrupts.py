@@ -53,7 +53,8 @@ class Interrupt(Hook):
     when = at(7)
 
     def __init__(self, how, needs_state=False):
-        self.how, self.needs_state = how, needs_state
+        self.how = how
+        self.needs_state = needs_state
 
     def after_step(self, report):
         self.how()
@@ -103,7 +104,7 @@ def test_the_run_goes_on_from_there_as_if_nothing_had_been(pipeline, tmp_path):
 
 
 def test_a_signal_while_a_step_is_dispatched_loses_nothing(pipeline, tmp_path):
-    """It arrives inside of the compiled call, which has written over the state: the likeliest moment of all."""
+    """It arrives in the compiled call, which has overwritten the state: the likeliest moment."""
     compiled = ftrain.make_step(loss_fn, MOMENTUM)
 
     def step(state, batch):
@@ -119,7 +120,7 @@ def test_a_signal_while_a_step_is_dispatched_loses_nothing(pipeline, tmp_path):
 
 
 def test_an_interrupt_inside_of_the_call_loses_nothing_either(pipeline, tmp_path, monkeypatch):
-    """The same moment exactly: after the call has ended, and before anything is made of what it returned."""
+    """It arrives after the call has returned, and before its result is used."""
     run = run_of(pipeline, directory=tmp_path, fuse=1)
     call = type(run._compiled).__call__
 
@@ -201,13 +202,13 @@ import ftrain
 from regression import init_params, loss_fn, make_arrays
 optimizer = ftrain.optimizers.momentum(0.05, 0.9)
 data = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays()), batch_size=8, seed=3)
-directory = sys.argv[3] or None
 hooks = [ftrain.hooks.Logging(when=ftrain.every(steps=500))]
+options = {"directory": sys.argv[3] or None, "hooks": hooks}
 if sys.argv[2] == "train":
-    ftrain.train(loss_fn, init_params(), data, optimizer=optimizer, directory=directory, hooks=hooks)
+    ftrain.train(loss_fn, init_params(), data, optimizer=optimizer, **options)
 state = ftrain.TrainState.create(init_params(), optimizer)
 try:
-    with ftrain.Run(ftrain.make_step(loss_fn, optimizer), state, data, directory=directory, hooks=hooks) as run:
+    with ftrain.Run(ftrain.make_step(loss_fn, optimizer), state, data, **options) as run:
         while not run.should_stop():
             run.advance()
 except KeyboardInterrupt:

@@ -112,7 +112,8 @@ def test_a_report_tells_the_metrics_of_its_own_step(pipeline):
             seen[report.step] = report.values() | {"state": int(report.state.step)}
 
     drive([Reader(), StopAtStep(9)], pipeline)
-    state, losses = make_state(), {}
+    state = make_state()
+    losses = {}
     for step in range(9):
         state, metrics = jax.jit(STEP)(state, pipeline.batch(step))
         losses[step + 1] = float(metrics["loss"])
@@ -179,7 +180,8 @@ def test_watchers_see_every_step_in_order_and_before_any_hook_fires(pipeline):
 
 
 def test_published_values_reach_all_hooks_once(pipeline):
-    events, seen = [], {}
+    events = []
+    seen = {}
 
     class Publisher(Hook):
         when = at(2)
@@ -406,5 +408,5 @@ def test_a_value_that_cannot_be_published_is_named(pipeline):
         def after_step(self, report):
             report.publish({"vector": jnp.zeros(3)})
 
-    with pytest.raises(TypeError, match="vector must be a number or a text to be published"):
+    with pytest.raises(TypeError, match="vector must be a number or a string to be published"):
         drive([Publisher()], pipeline)

@@ -1,4 +1,4 @@
-"""The hooks that come with ftrain, in combinations drawn by hypothesis: fused or not, they write and save the same."""
+"""The hooks of ftrain, in combinations drawn by hypothesis: fused or not, they write the same."""
 
 import tempfile
 from pathlib import Path
@@ -79,7 +79,7 @@ def all_that_is_left(chosen, fuse):
         {k: v for k, v in line.items() if k != "time" and not k.endswith("_per_second")}
         for line in written
     ]
-    # A hook that needs no state is told later, so its lines may stand among another's in another order.
+    # A hook that needs no state is called later, so its lines may mix with others in another order.
     return (
         bits(loop.state),
         loop.steps_taken,

@@ -116,6 +116,22 @@ def test_a_recovered_run_counts_from_its_first_start(pipeline, tmp_path):
     assert (loop.start_step, loop.steps_taken) == (0, 30)
 
 
+def test_every_hook_ends_once_even_if_one_of_them_meets_a_transient_error(pipeline):
+    class Counting(Hook):
+        def __init__(self, *errors):
+            self.errors = list(errors)
+            self.ends = 0
+
+        def end(self, report):
+            if self.errors:
+                raise self.errors.pop()
+            self.ends += 1
+
+    hooks = [Counting(), Counting(lost()), Counting()]
+    run([*hooks, StopAtStep(3)], pipeline)
+    assert [hook.ends for hook in hooks] == [1, 1, 1]
+
+
 def test_the_number_of_recoveries_without_progress_is_bounded(pipeline):
     failing = Failing(9, times=99)
     with pytest.raises(jax.errors.JaxRuntimeError, match="connection lost") as caught:

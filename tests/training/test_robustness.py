@@ -1,4 +1,4 @@
-"""Runs that meet with odd data, odd hooks and odd moments: none hangs, none loses a batch or an error."""
+"""Runs with odd data, odd hooks, at odd moments: none hangs, none loses a batch or an error."""
 
 import contextlib
 import itertools
@@ -196,7 +196,8 @@ def test_sixty_four_bits_in_a_context_of_the_thread(pipeline, fuse):
 
 
 def test_a_fused_call_that_cannot_be_compiled_does_not_end_the_run(pipeline, monkeypatch):
-    finish, notices = CompiledStep.finish, []
+    finish = CompiledStep.finish
+    notices = []
 
     def fail(self, piece, lowered):
         if piece.count > 1:

@@ -88,7 +88,7 @@ def test_a_loss_of_the_other_form_is_named():
 
 @pytest.mark.parametrize("ramp", [False, True])
 def test_averages_are_those_of_tensorflow(ramp):
-    """ExponentialMovingAverage(0.99) and, with the ramp, ExponentialMovingAverage(0.99, global_step), over 200 steps.
+    """ExponentialMovingAverage(0.99), with the ramp also `global_step`, over 200 steps.
 
     Both are applied after the optimizer, which has counted the step by then.
     """

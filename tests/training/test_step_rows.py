@@ -22,7 +22,8 @@ from ftrain.gradients import (
     loss_scaling,
 )
 
-ROWS, WIDTH = 40, 3
+ROWS = 40
+WIDTH = 3
 
 
 def loss_fn(params, batch, rng):
@@ -213,7 +214,7 @@ def test_nothing_is_warned_of_when_rows_are_taken():
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_rows_read_twice_count_once_or_as_in_tensorflow(accumulate):
-    """The norm of the table's gradient, or of the values of TensorFlow 1's IndexedSlices, which repeat a row."""
+    """The norm of the table's gradient, or of TensorFlow 1's IndexedSlices, which repeat a row."""
     table = {"table": jnp.zeros((5, 2))}
     batch = {"ids": np.array([3, 1, 3, 3]), "slope": np.array([1.0, 2.0, 3.0, 4.0], np.float32)}
 

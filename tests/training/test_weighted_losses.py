@@ -1,4 +1,4 @@
-"""Losses and metrics that are means over unmasked tokens: the number of parts changes nothing but rounding."""
+"""Means over unmasked tokens as losses and metrics: the number of parts only changes rounding."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ TOKENS = 12
 
 
 def make_batch(seed=0):
-    """Examples of very different lengths; one device of four, and several microbatches, have no token at all."""
+    """Examples of very different lengths; one of four devices and some microbatches have none."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, TOKENS + 1, EXAMPLES)
     lengths[4:8] = 0

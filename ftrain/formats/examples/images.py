@@ -37,8 +37,8 @@ def check_image_shape(shape: Any) -> None:
     whole = len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes)
     if not whole or sizes[2] not in _MODES or sizes[0] * sizes[1] > _MAX_PIXELS:
         raise ValueError(
-            f"an image's shape is {shape!r}, expected (height, width, channels) "
-            f"with 1, 3 or 4 channels and up to {_MAX_PIXELS} pixels"
+            "the shape of an image must be (height, width, channels) with 1, 3 or 4 channels "
+            f"and at most {_MAX_PIXELS} pixels, got {shape!r}"
         )
 
 

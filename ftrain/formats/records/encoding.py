@@ -300,8 +300,8 @@ def check_compression(compression: object) -> None:
     """Raise ValueError for an unknown compression."""
     if compression not in ("auto", "GZIP", "ZLIB", None):
         raise ValueError(
-            f"compression is {compression!r}; "
-            'it must be "auto", "GZIP", "ZLIB" or None for plain files'
+            'compression must be "auto", "GZIP", "ZLIB" or None for plain files, '
+            f"got {compression!r}"
         )
 
 

@@ -252,8 +252,8 @@ class MappedFiles:
         # Reading a mapped page that the file no longer has would kill the process.
         if (now.st_size, now.st_mtime_ns) != (size, mtime_ns):
             raise ValueError(
-                f"{path}: was changed while in use, it has {now.st_size} bytes and had {size} "
-                "when it was indexed, or a new modification time; open the files again"
+                f"{path}: was changed while in use: it has {now.st_size} bytes and had {size} "
+                "when it was indexed, or its modification time is new; open the files again"
             )
         with self._lock:
             found = self._maps.get(path) or _map(path)

@@ -102,13 +102,13 @@ def _read(
 def check_max_record_bytes(limit: int) -> None:
     """Raise ValueError for a limit below 1."""
     if limit < 1:
-        raise ValueError(f"max_record_bytes is {limit}; it must be at least 1")
+        raise ValueError(f"max_record_bytes must be at least 1, got {limit}")
 
 
 def check_on_damage(on_damage: object) -> None:
     """Raise ValueError for an unknown mode."""
     if on_damage not in ("raise", "skip"):
-        raise ValueError(f'on_damage is {on_damage!r}; it must be "raise" or "skip"')
+        raise ValueError(f'on_damage must be "raise" or "skip", got {on_damage!r}')
 
 
 def raise_damage(damage: DamagedRecordError) -> None:

@@ -257,4 +257,4 @@ def _suffix(path: Path) -> str:
 def _check_limits(shard_records: int | None, shard_bytes: int | None) -> None:
     for name, limit in (("shard_records", shard_records), ("shard_bytes", shard_bytes)):
         if limit is not None and limit < 1:
-            raise ValueError(f"{name} is {limit}; it must be at least 1, or None for no limit")
+            raise ValueError(f"{name} must be at least 1, or None for no limit, got {limit}")
