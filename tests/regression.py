@@ -59,7 +59,13 @@ def regression(
     def evaluate(params):
         return {"distance": float(jnp.max(jnp.abs(params["w"] - WEIGHTS)))}
 
-    return Task(init_params, noisy_loss, ArraySource(make_arrays(examples)), evaluate)
+    return Task(
+        init_params,
+        noisy_loss,
+        ArraySource(make_arrays(examples)),
+        evaluate,
+        predict=lambda params, batch: {"y": batch["x"] @ params["w"] + params["b"]},
+    )
 
 
 def forgetful(*, noise: float = 0.0) -> Task:

@@ -261,6 +261,7 @@ NAMES = {
     "evaluate_checkpoints",
     "every",
     "first",
+    "load",
     "make_step",
     "train",
 }

@@ -111,7 +111,9 @@ class CheckpointManager:
         if name in (BEST, LATEST):
             return step_named(self.directory, str(name), self.retention)
         if isinstance(name, str):
-            raise CheckpointError(f"a step is a whole number, 'best' or 'latest', got {name!r}")
+            raise CheckpointError(
+                f"a step must be a whole number, 'best' or 'latest', got {name!r}"
+            )
         return _as_step(name)
 
     def best(self) -> int | None:

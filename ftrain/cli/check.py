@@ -9,7 +9,6 @@ import typer
 
 from ftrain.cli.arguments import ConfigPath, Overrides
 from ftrain.cli.output import print_table, show_bytes
-from ftrain.cli.runs import on_one_device
 
 if TYPE_CHECKING:
     from ftrain.checkpoints import HandOver, WarmStart
@@ -44,6 +43,7 @@ def check(
     import jax
 
     from ftrain.config import build, load, plan
+    from ftrain.config.open_run import on_one_device
     from ftrain.config.run_directory import compare
     from ftrain.tree import count_bytes, count_elements, named_leaves
 

@@ -119,7 +119,10 @@ def _find_damage(path: Path) -> tuple[list[str], str]:
             reader.read(name)
         except CheckpointError as error:
             damage.append(f"{error}")
-    return damage, "" if has_checksums else " (no checksums: only checked that its leaves can be read)"
+    return (
+        damage,
+        "" if has_checksums else " (no checksums: only checked that its leaves can be read)",
+    )
 
 
 def export(

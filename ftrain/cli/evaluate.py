@@ -1,5 +1,6 @@
 """ftrain eval RUN"""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from ftrain.cli.arguments import StepOption, parse_step
 from ftrain.paths import local_path
+from ftrain.storage import exists
 
 
 def evaluate(
@@ -27,8 +29,7 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run, or follow a run and evaluate all of them."""
     from ftrain.checkpoints import is_held
-    from ftrain.cli.runs import open_run, wait_for_run
-    from ftrain.config import ConfigError
+    from ftrain.config import ConfigError, open_run
     from ftrain.config.run_directory import LOCK
     from ftrain.evaluation import evaluate_checkpoints
     from ftrain.hooks.console import format_values
@@ -39,13 +40,13 @@ def evaluate(
     run = local_path(run)
     use_compilation_cache()
     if follow:
-        wait_for_run(run, timeout)
+        _wait_for_run(run, timeout)
     job = open_run(run)
     if job.evaluator is None or job.task.evaluate is None:
         raise ConfigError(f"{run}: the task {job.plan.top['task']} has no evaluation")
     like = job.initial_state()
     if not follow:
-        chosen = job.saver.result if step is None else parse_step(step)
+        chosen = job.saver.result() if step is None else parse_step(step)
         state = job.saver.manager.restore(like=like, step=chosen)
         typer.echo(f"step {int(state.step)}: {format_values(job.evaluator.measure(state))}")
         return
@@ -61,3 +62,12 @@ def evaluate(
     )
     for number, measured in evaluated:
         typer.echo(f"step {number}: {format_values(measured)}")
+
+
+def _wait_for_run(run: Path, timeout: float | None) -> None:
+    """Wait until a run has begun in a directory, at most `timeout` seconds; by default 60."""
+    from ftrain.config.load import RUN_CONFIG
+
+    deadline = time.monotonic() + (60.0 if timeout is None else timeout)
+    while not exists(run / RUN_CONFIG) and time.monotonic() < deadline:
+        time.sleep(0.2)

@@ -74,9 +74,10 @@ class Job:
 
     def initial(self) -> Initial:
         """Return how a run makes its state if there is none to resume from."""
-        return Initial(self.initial_state, self._like)
+        return Initial(self.initial_state, self.shapes)
 
-    def _like(self) -> TrainState:
+    def shapes(self) -> TrainState:
+        """Return the shapes, dtypes and shardings of the state, to restore it."""
         shapes = self.abstract_state()
         if self.mesh.size == 1:
             return shapes

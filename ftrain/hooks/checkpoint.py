@@ -126,10 +126,9 @@ class CheckpointSaver(StateSaver):
         self._hook_states = self.manager.extra(self.manager.restored).get(HOOKS, {})
         return state
 
-    @property
-    def result(self) -> Literal["best", "latest"]:
-        """Which checkpoint is the result of the run."""
-        return "best" if self.restore_best else "latest"
+    def result(self) -> Literal["best"] | None:
+        """Return the step of the run's result for `restore`: None for the latest good one."""
+        return "best" if self.restore_best else None
 
     def final_state(self, report: Report) -> TrainState | None:
         if self.read_only:

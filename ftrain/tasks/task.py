@@ -23,6 +23,8 @@ class Task:
       evaluate: parameters -> metrics on held-out examples.
       input: arguments of the pipeline that a config cannot hold: "pad", for instance
         `{"tokens": Pad(64)}`, "buckets" and "transform".
+      predict: (parameters, batch) -> outputs; if the state has a model state, it is a third
+        argument. `ftrain.load` applies it.
     """
 
     init: Callable[[jax.Array], Tree]
@@ -30,3 +32,4 @@ class Task:
     source: Source
     evaluate: Callable[[Tree], Mapping[str, float | str]] | None = None
     input: Mapping[str, Any] = field(default_factory=dict)
+    predict: Callable[..., Any] | None = None

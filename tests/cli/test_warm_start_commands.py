@@ -93,8 +93,10 @@ def test_a_run_is_a_checkpoint_and_best_is_one_of_it(config):
         (['warm_start.include=["("]'], "[warm_start] '(' is not a regular expression"),
         (["checkpoint.restore_best=true"], "[checkpoint] restore_best needs keep_best"),
         (
-            ['warm_start.vocabularies={"params/v"={new_vocab="n", new_vocab_size=3, '
-             'num_oov_buckets=0, old_vocab="o"}}'],
+            [
+                'warm_start.vocabularies={"params/v"={new_vocab="n", new_vocab_size=3, '
+                'num_oov_buckets=0, old_vocab="o"}}'
+            ],
             "vocabularies: params/v is not a leaf to take, nearest are",
         ),
     ],
