@@ -196,8 +196,8 @@ class CheckpointManager:
 
     def extra(self, step: StepName) -> dict[str, Any]:
         """Return the extra values that were saved with a checkpoint."""
-        is_known = isinstance(step, int) and step == self.restored
-        path = self._path(step) if is_known else self._existing_path(step)
+        number = self.step_of(step)
+        path = self._path(number) if number == self.restored else self._existing_path(number)
         manifest = read_manifest(path)
         return {} if manifest is None else decode_extra(manifest.extra or {})
 

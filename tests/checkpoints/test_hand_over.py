@@ -14,7 +14,16 @@ from references import FOLDER
 from safetensors.numpy import save_file
 
 import ftrain
-from ftrain.checkpoints import CheckpointError, CheckpointManager, VocabInfo, WarmStart
+from ftrain.checkpoints import (
+    CheckpointError,
+    CheckpointManager,
+    VocabInfo,
+    WarmStart,
+    checkpoint_exists,
+    init_from_checkpoint,
+    list_variables,
+    warm_start,
+)
 from ftrain.checkpoints.tf_names import SLOTS, find_count, parse_slot, slot_variables
 from ftrain.optimizers import get_slot
 from ftrain.packed import unpack
@@ -299,3 +308,19 @@ def test_rows_of_a_table_and_of_its_slots_move_to_a_new_vocabulary(tmp_path):
     assert found.params["table"].tolist() == [[3, 3], [0, 0], [1, 1]]
     slot = get_slot(found.opt_state, "table", "accumulator")
     np.testing.assert_allclose(slot, [[30, 30], [0.1, 0.1], [10, 10]])
+
+
+def test_the_functions_of_tensorflow_read_files_too(tmp_path, archive):
+    save_file({"dense.bias": np.float32([5, 6])}, tmp_path / "1.safetensors")
+    index = {"weight_map": {"dense.bias": "1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = init_from_checkpoint(PARAMS, tmp_path, {"dense.bias": "dense/bias"})
+    assert found["dense"]["bias"].tolist() == [5, 6]
+    assert warm_start(PARAMS, archive)["head"].tolist() == [7, 8, 9]
+    assert list_variables(archive) == [
+        ("dense/bias", (2,)),
+        ("dense/kernel", (2, 2)),
+        ("head", (3,)),
+    ]
+    assert checkpoint_exists(archive)
+    assert checkpoint_exists(tmp_path)
