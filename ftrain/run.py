@@ -270,8 +270,10 @@ def train(
     check_arrays("params", params)
     create = functools.partial(
         TrainState.create,
-        optimizer=optimizer,
+        params,
+        optimizer,
         seed=seed,
+        model_state=model_state,
         averages=(averages_of or True) if averages else False,
     )
     settings: dict[str, Any] = {"seed": seed} if isinstance(seed, int) else {}
@@ -280,7 +282,8 @@ def train(
         settings["warm_start"] = chosen.summary()
 
         def renew(state: TrainState) -> TrainState:
-            return create(state.params, model_state=state.model_state)
+            own = {"seed": state.rng, "model_state": state.model_state}
+            return TrainState.create(state.params, optimizer, **{**create.keywords, **own})
 
         home = None if directory is None else local_path(directory)
         options["scaffold"] = with_warm_start(options, chosen, renew, home)
@@ -296,7 +299,7 @@ def train(
             learning_rate=learning_rate,
             replicas=axis_of(options.get("parallel", "jit")),
         ),
-        Initial(functools.partial(create, params, model_state=model_state), settings=settings),
+        Initial(create, settings=settings),
         data,
         steps=steps,
         hooks=hooks,

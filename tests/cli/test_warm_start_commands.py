@@ -72,6 +72,8 @@ def test_a_run_is_a_checkpoint_and_best_is_one_of_it(config):
             f"step {({'best': chosen, 'latest': 6}).get(which, 2)}: "
         )
     assert ftrain("eval", home / "a", cwd=home).startswith(f"step {chosen}: ")
+    wrong = ftrain("eval", home / "a", "--step", "worst", cwd=home, code=2)
+    assert "a step must be a whole number, best or latest, got 'worst'" in wrong
     shown = ftrain("check", config, "warm_start.checkpoint=a/best", cwd=home)
     assert f"2 leaves from {home}/a/checkpoints/{chosen}" in shown.replace("\n", "")
     everything = ["warm_start.checkpoint=a", 'warm_start.include=[".*"]', "steps=8"]
@@ -89,7 +91,7 @@ def test_a_run_is_a_checkpoint_and_best_is_one_of_it(config):
         (['warm_start.rename={"x/" = "y/"}'], "rename pattern 'x/' matches no leaf of"),
         (["warm_start.checkpoint=other.npz"], "leaf params/w (there w) is float32[4], expected f"),
         (["warm_start.chekpoint=a"], "did you mean checkpoint"),
-        (["warm_start.cast=3"], "warm_start.cast: should be a valid boolean"),
+        (["warm_start.cast=3"], "warm_start.cast: must be a valid boolean"),
         (['warm_start.include=["("]'], "[warm_start] '(' is not a regular expression"),
         (["checkpoint.restore_best=true"], "[checkpoint] restore_best needs keep_best"),
         (
@@ -121,3 +123,18 @@ def test_rows_move_to_a_new_vocabulary_from_a_config(config):
     config.write_text(config.read_text() + table)
     ftrain("train", config, "run.directory=a", "checkpoint.at_start=true", cwd=home)
     np.testing.assert_array_equal(load_variable(home / "a" / "0", "params/w"), [1, 3, 0])
+
+
+@pytest.mark.campaign
+def test_several_processes_start_from_one_checkpoint_and_end_with_the_best(config):
+    home = config.parent
+    best = ["checkpoint.keep_best=1", "checkpoint.best_metric=eval/distance"]
+    best += ["checkpoint.best_mode=min", "checkpoint.restore_best=true", "steps=8"]
+    said = ftrain("launch", "-n", "2", config, "run.directory=a", *best, cwd=home)
+    assert "warm start: 2 leaves from" in said
+    ftrain("train", config, "run.directory=b", *best, cwd=home)
+    assert "the run ends with its best state" in said or "step 8" in said
+    for step in ("best", "latest"):
+        for name in open_reader(home / "a" / step).variables:
+            left, right = (load_variable(home / each / step, name) for each in "ab")
+            np.testing.assert_allclose(left, right, rtol=1e-5)
