@@ -1,9 +1,12 @@
-"""Saving and restoring, side by side with plain Orbax in one process: python benchmarks/checkpoints.py [--rounds 5]
+"""Save and restore checkpoints, compared with plain Orbax in the same process.
 
-What is compared: the time until training may go on ("blocked"), until the checkpoint is complete ("total", for ftrain
-with the manifest and all digests), and of restoring, verified and not. Ratios are of the medians over the rounds, to
-Orbax v1's own `save_async` and `load`; below 1 is faster. "next step" is how long a donated step after the save takes,
-against one without a save before it: what was looked at cannot be written over, so that step writes elsewhere.
+    python benchmarks/checkpoints.py [--rounds 6]
+
+Measured are the time for which a save blocks training ("blocked"), the time until the checkpoint
+is complete ("total", for ftrain with the manifest and all digests), and the time of a restore,
+verified and unverified. A ratio is ftrain's median over the rounds divided by that of Orbax v1's
+`save_async` or `load`; below 1 is faster than Orbax. "next step" is the time of the donated step
+right after a save: it cannot overwrite the buffers that are being saved, so it allocates new ones.
 """
 
 import argparse
@@ -29,7 +32,8 @@ TREES = {
 
 
 def make_tree(leaves: int, megabytes: int):
-    rng, size = np.random.default_rng(0), megabytes * 2**18 // leaves
+    rng = np.random.default_rng(0)
+    size = megabytes * 2**18 // leaves
     return {
         f"leaf_{n}": jnp.asarray(rng.standard_normal(size, dtype=np.float32)) for n in range(leaves)
     }
@@ -45,7 +49,7 @@ def seconds(work):
 
 
 def one_round(tree, home: Path, times, number: int):
-    """Save and restore once each way, in an order that changes; the tree goes on being trained in between."""
+    """Save and restore once with each library, in alternating order; train the tree in between."""
     ways = [with_orbax, with_ftrain]
     for way in ways if number % 2 else reversed(ways):
         spent, tree = seconds(lambda: advance(tree))  # noqa: B023 - called at once
@@ -76,7 +80,9 @@ def with_ftrain(tree, home: Path, times, number: int):
         manager.wait()
         times["ftrain total"].append(time.perf_counter() - start)
         for verify in (True, False, False, True) if number % 2 else (False, True, True, False):
-            spent, _ = seconds(lambda: manager.restore(like(tree), verify=verify))  # noqa: B023 - called at once
+            spent, _ = seconds(
+                lambda: manager.restore(like(tree), verify=verify)  # noqa: B023 - called at once
+            )
             times[f"ftrain {'verified' if verify else 'unverified'} restore"].append(spent)
     return tree
 
@@ -88,12 +94,12 @@ def like(tree):
 
 
 def measure(leaves: int, megabytes: int, rounds: int) -> dict[str, float]:
-    tree, times = make_tree(leaves, megabytes), defaultdict(list)
+    tree = make_tree(leaves, megabytes)
+    times = defaultdict(list)
     for number in range(rounds + 1):
         home = Path(tempfile.mkdtemp(prefix="checkpoints"))
-        tree = one_round(
-            tree, home, times if number else defaultdict(list), number
-        )  # the first warms up
+        kept = times if number else defaultdict(list)  # the first round warms up
+        tree = one_round(tree, home, kept, number)
         shutil.rmtree(home)
     return {name: statistics.median(spent) for name, spent in times.items()}
 
@@ -112,9 +118,8 @@ def main() -> None:
             ("next step", "ftrain next step", "orbax next step"),
         ):
             ratio = took[mine] / took[other]
-            print(
-                f"  {label:<22} {ratio:5.2f}   {took[mine] * 1e3:8.1f} ms / {took[other] * 1e3:8.1f} ms"
-            )
+            spent = f"{took[mine] * 1e3:8.1f} ms / {took[other] * 1e3:8.1f} ms"
+            print(f"  {label:<22} {ratio:5.2f}   {spent}")
         print(f"  a step without a save        {took['step alone'] * 1e3:8.1f} ms")
 
 

@@ -1,10 +1,10 @@
-"""What benchmarks/cluster.py starts: one process that trains, alone or among others, and writes what it measured.
+"""One process of benchmarks/cluster.py: it trains, alone or in a group, and prints measurements.
 
     python benchmarks/cluster_program.py speed mlp --rounds 20 --fuse auto
     python benchmarks/cluster_program.py memory
 
-The environment says which process it is (FTRAIN_CLUSTER) and how many devices it has (XLA_FLAGS). The first one writes
-the result as a line of JSON.
+The environment sets which process it is (FTRAIN_CLUSTER) and how many devices it has (XLA_FLAGS).
+The first process prints the result as a line of JSON.
 """
 
 import argparse
@@ -38,26 +38,26 @@ from ftrain.cluster import (
 from ftrain.tasks.source_lm import init_transformer, transformer_logits
 from ftrain.training import Fuse
 
-WARM_UP = 3  # rounds that are not measured: until all is compiled, and fusing is settled
-IN_FLIGHT = 8  # calls; without a bound, virtual devices deadlock
-READY = 64  # batches that the bare loop goes round in
+WARM_UP = 3  # unmeasured rounds, until all is compiled and step fusion is decided
+IN_FLIGHT = 8  # calls; without a limit, virtual devices deadlock
+READY = 64  # batches, which the bare loop repeats
 
 
 @dataclass(frozen=True)
 class Job:
-    """A model, its batch, and how many steps a round has."""
+    """The widths of a model, its batch size, and the steps of a round."""
 
     widths: tuple[int, ...]
     batch_size: int
     steps: int
 
 
-# Rounds are short, so that what else goes on at the machine falls on both loops alike.
+# Rounds are short, so that other load on the machine affects both loops alike.
 JOBS = {"mlp": Job((128,), 128, steps=200), "wide": Job((1024, 1024), 512, steps=50)}
 
 
 class BareLoop:
-    """What one writes by hand: a donated jit call for each step, with a batch of numpy arrays put on the mesh."""
+    """A loop written by hand: one donated jit call per step, with a numpy batch put on the mesh."""
 
     def __init__(self, job: Job, mesh: jax.sharding.Mesh, pipeline: ftrain.data.Pipeline):
         init, loss_fn = mlp(*job.widths)
@@ -68,7 +68,8 @@ class BareLoop:
             updates, opt_state = optimizer.update(gradients, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, loss
 
-        whole, split = jax.NamedSharding(mesh, jax.P()), jax.NamedSharding(mesh, jax.P("data"))
+        whole = jax.NamedSharding(mesh, jax.P())
+        split = jax.NamedSharding(mesh, jax.P("data"))
         self.params = jax.jit(init, out_shardings=whole)()
         self.opt_state = jax.jit(optimizer.init, out_shardings=whole)(self.params)
         self.compiled = jax.jit(
@@ -92,7 +93,7 @@ class BareLoop:
 
 
 class FtrainLoop:
-    """ftrain with everything switched on, and a checkpoint after step `save_at`."""
+    """ftrain with all default hooks, summaries, and a checkpoint after step `save_at`."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class FtrainLoop:
         optimizer = ftrain.optimizers.momentum(0.01, 0.9)
         whole = jax.NamedSharding(mesh, jax.P())
         self.notices: list[str] = []
-        self.wanted = 0
+        self.target = 0  # steps of all rounds so far
         self.loop = ftrain.Run(
             ftrain.make_step(loss_fn, optimizer),
             jax.jit(lambda: ftrain.TrainState.create(init(), optimizer), out_shardings=whole),
@@ -127,8 +128,9 @@ class FtrainLoop:
         )
 
     def run(self, steps: int) -> None:
-        self.wanted += steps  # of all rounds: a fused call may take more than is left of one, which the next then lacks
-        while self.loop.steps_taken < self.wanted:
+        # A fused call may take more steps than are left of a round; the next round then has fewer.
+        self.target += steps
+        while self.loop.steps_taken < self.target:
             self.loop.advance()
         jax.block_until_ready(self.loop.state)
 
@@ -136,39 +138,37 @@ class FtrainLoop:
 def measure_speed(
     group: ProcessGroup, job: Job, rounds: int, fuse: Fuse, directory: Path
 ) -> dict[str, Any]:
-    """Seconds of every round of both loops, which take turns, and those that this process was computing in them."""
+    """Run both loops in turns; return the seconds of every round and the CPU time of each loop."""
     mesh = make_mesh()
     index, count = batch_shard(mesh)
     source = ftrain.data.ArraySource(make_arrays())
     pipeline = ftrain.data.Pipeline(
         source, batch_size=job.batch_size, shard_index=index, shard_count=count
     )
-    save_at = (
-        job.steps * (WARM_UP + rounds // 2) + job.steps // 2
-    )  # in the middle of the run, and of a round
+    # in the middle of the run, and of a round
+    save_at = job.steps * (WARM_UP + rounds // 2) + job.steps // 2
     bare = BareLoop(job, mesh, pipeline)
     ours = FtrainLoop(job, mesh, pipeline, group, directory, save_at, fuse)
     loops: dict[str, Callable[[int], None]] = {"bare": bare.run, "ftrain": ours.run}
     seconds: dict[str, list[float]] = {name: [] for name in loops}
-    computing, saving = dict.fromkeys(loops, 0.0), 0.0
+    computing = dict.fromkeys(loops, 0.0)
+    saving = 0.0
     with ours.loop:
         for run in loops.values():
             run(WARM_UP * job.steps)
         for number in range(rounds):
             for name in loops if number % 2 else reversed(loops):
                 group.barrier(f"round {number} of {name}")
-                started, computed = time.perf_counter(), time.process_time()
+                started = time.perf_counter()
+                computed = time.process_time()
                 loops[name](job.steps)
                 seconds[name].append(time.perf_counter() - started)
                 computing[name] += time.process_time() - computed
-        saving = ours.loop.timing.others.get(
-            "CheckpointSaver", 0.0
-        )  # now, as the end saves once more
+        # Read before the end of the run, which saves again.
+        saving = ours.loop.timing.others.get("CheckpointSaver", 0.0)
         ours.loop.request_stop("done")
     if not (directory / "checkpoints" / str(save_at)).exists():
-        raise RuntimeError(
-            f"there is no checkpoint of step {save_at} in {directory}, though one was due"
-        )
+        raise RuntimeError(f"{directory}: the checkpoint of step {save_at} is missing")
     fused = next(
         (line.partition(",")[0] for line in ours.notices if "are fused" in line),
         "steps are not fused",
@@ -183,7 +183,7 @@ def measure_speed(
 
 
 def measure_memory(width: int = 384, layers: int = 4, context: int = 32) -> dict[str, Any]:
-    """Bytes of a transformer's state on each device, after steps that were really taken with fsdp over all devices."""
+    """Take two steps of a transformer with fsdp; return the bytes of its state on each device."""
     optimizer = ftrain.optimizers.adam(1e-3)
     params = init_transformer(jax.random.key(0), vocabulary=256, width=width, layers=layers)
 
@@ -209,7 +209,7 @@ def measure_memory(width: int = 384, layers: int = 4, context: int = 32) -> dict
 
 
 def weigh(state: ftrain.TrainState) -> dict[str, Any]:
-    """Bytes of the whole state, of the leaves in it that every device has whole, and of what is on each device."""
+    """Return the bytes of the state, of its replicated leaves, and of its part on each device."""
     arrays = [
         jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
         for leaf in jax.tree.leaves(state)
@@ -241,7 +241,7 @@ def main() -> None:
         "--fuse", type=lambda text: text if text == "auto" else int(text), default="auto"
     )
     parser.add_argument(
-        "--directory", type=Path, help="where all processes find the run; a new one if not given"
+        "--directory", type=Path, help="run directory that all processes share; default: temporary"
     )
     arguments = parser.parse_args()
     with join() as group, tempfile.TemporaryDirectory() as alone:

@@ -1,13 +1,19 @@
-"""Input, as examples a second: python benchmarks/data.py [--rounds 7] [--tensorflow PYTHON]
+"""Input speed in examples per second.
 
-- records: 100,000 Examples (64 floats, an int, a string) in one file, batches of 128, checksums verified and parsed;
-  in order, and in a shuffled order, against tf.data (parse_example, prefetch) on the same file. TensorFlow is run by an
-  interpreter of its own, which PYTHON names (pip install '.[bench-data]' gives this one's), in turns with ftrain.
-- arrays: 50,000 examples of 16 floats in memory, shuffled, against a bare numpy permutation and fancy index.
-- memory: what the process grows by while it reads a file that is larger than all of its buffers.
-- digits: steps a second of the loop on the digits, fed from record files, against the same from memory.
+    python benchmarks/data.py [PART ...] [--rounds 7] [--tensorflow PYTHON]
 
-All ways take turns in rounds, because the machine's speed drifts. Figures are medians; ratios are medians of rounds.
+- records: 100,000 Examples (64 floats, an int, a string) in one file, batches of 128, with verified
+  checksums, parsed; in order and shuffled, compared with tf.data (parse_example, prefetch) on the
+  same file. TensorFlow runs in the separate interpreter PYTHON, in turns with ftrain. The default
+  is this interpreter (pip install '.[bench-data]').
+- arrays: 50,000 examples of 16 floats in memory, shuffled, compared with a bare numpy permutation
+  and fancy index.
+- memory: the memory of a process that reads a file larger than all of its buffers.
+- digits: steps per second of the training loop on the digits, from record files compared with from
+  memory.
+
+All variants alternate in rounds, because the machine's speed drifts. Figures are medians over the
+rounds, and ratios are medians of the ratios of the rounds.
 """
 
 import argparse
@@ -28,7 +34,8 @@ import numpy as np
 from ftrain.data import ArraySource, Pipeline, RecordSource, feed
 from ftrain.formats import Fixed, RecordWriter, encode_example
 
-EXAMPLES, BATCH = 100_000, 128
+EXAMPLES = 100_000
+BATCH = 128
 SPEC = {"floats": Fixed((64,)), "label": Fixed(dtype="int64"), "name": Fixed(dtype="bytes")}
 
 THEIRS = """
@@ -45,7 +52,8 @@ def make(shuffle):
     if shuffle:
         data = data.shuffle(10_000, seed=0)
     data = data.batch(128, drop_remainder=True)
-    return data.map(lambda r: tf.io.parse_example(r, spec), tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    data = data.map(lambda r: tf.io.parse_example(r, spec), tf.data.AUTOTUNE)
+    return data.prefetch(tf.data.AUTOTUNE)
 ways = {"order": make(False), "shuffled": make(True)}
 print("ready", flush=True)
 for line in sys.stdin:
@@ -69,15 +77,16 @@ def write_records(path: Path, count: int) -> None:
 
 
 def examples_a_second(batches: Iterator[dict[str, np.ndarray]], name: str) -> float:
-    """Of an iterator to its end."""
-    start, count = time.perf_counter(), 0
+    """Read all batches; return the examples per second."""
+    start = time.perf_counter()
+    count = 0
     for batch in batches:
         count += len(batch[name])
     return count / (time.perf_counter() - start)
 
 
 class TensorFlow:
-    """tf.data in a process of its own, which works only when it is asked to."""
+    """tf.data in a separate process, which reads only during `run`."""
 
     def __init__(self, python: str, path: Path):
         self._process = subprocess.Popen(
@@ -141,7 +150,8 @@ def records(home: Path, rounds: int, tensorflow: str) -> None:
         ways["tf.data, shuffle(10,000)"] = lambda: theirs.run("shuffled")
     else:
         print(
-            f"{tensorflow} cannot import tensorflow: pip install '.[bench-data]', or --tensorflow PYTHON"
+            f"{tensorflow} cannot import tensorflow: "
+            "pip install '.[bench-data]', or pass --tensorflow PYTHON"
         )
     figures = take_turns(ways, rounds)
     theirs.close()
@@ -162,7 +172,7 @@ def by_step(pipeline: Pipeline, steps: int) -> float:
 
 
 def by_50(pipeline: Pipeline, steps: int) -> float:
-    """As a loop reads that fuses 50 steps to one call."""
+    """Read as a loop does that fuses 50 steps into one call."""
     start = time.perf_counter()
     for step in range(0, steps, 50):
         pipeline.batches(step, 50)
@@ -170,7 +180,9 @@ def by_50(pipeline: Pipeline, steps: int) -> float:
 
 
 def bare(array: np.ndarray, batch_size: int, epochs: int) -> float:
-    rng, start, count = np.random.default_rng(0), time.perf_counter(), 0
+    rng = np.random.default_rng(0)
+    start = time.perf_counter()
+    count = 0
     for _ in range(epochs):
         order = rng.permutation(len(array))
         for at in range(0, len(array) - batch_size + 1, batch_size):
@@ -193,7 +205,7 @@ def arrays(rounds: int) -> None:
             "ftrain, batches(step, 50), stacked": lambda endless=endless, steps=steps: by_50(
                 endless, steps
             ),
-            "ftrain, feed (a thread ahead)": lambda finite=finite: examples_a_second(
+            "ftrain, feed (read-ahead thread)": lambda finite=finite: examples_a_second(
                 feed(finite), "x"
             ),
         }
@@ -205,7 +217,7 @@ def arrays(rounds: int) -> None:
 
 
 def memory(home: Path) -> None:
-    """Read a large file through small buffers, in a process of its own."""
+    """Read a large file through small buffers, in a separate process."""
     path = home / "large.tfrecord"
     payload = np.zeros(1 << 20, np.uint8).tobytes()
     with RecordWriter(path) as writer:
@@ -218,7 +230,8 @@ def memory(home: Path) -> None:
             lines = open("/proc/self/status").read().splitlines()
             return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1e3
         batches = feed(Pipeline(RecordSource({str(path)!r}), batch_size=8, epochs=1))
-        most, first = 0.0, None
+        most = 0.0
+        first = None
         for step, batch in enumerate(batches):
             first = anonymous() if step == 20 else first
             most = max(most, anonymous())
@@ -230,13 +243,14 @@ def memory(home: Path) -> None:
     first, most = map(float, ran.stdout.split())
     print(f"\nmemory: {path.stat().st_size / 1e6:,.0f} MB of records in batches of 8 MB")
     print(
-        f"  the process's own memory: {first:,.0f} MB after 20 batches, at most {most:,.0f} MB until the end"
+        f"  the process's own memory: {first:,.0f} MB after 20 batches, "
+        f"at most {most:,.0f} MB until the end"
     )
     path.unlink()
 
 
 def digits(home: Path, rounds: int) -> None:
-    """The whole loop of the digits, from memory and from records."""
+    """Run the training loop on the digits, from memory and from records."""
     import jax
 
     from ftrain import Run, TrainState, make_step
@@ -280,7 +294,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["records", "arrays", "memory", "digits"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--tensorflow", default=sys.executable, help="an interpreter that has tensorflow"
+        "--tensorflow",
+        default=sys.executable,
+        help="a Python interpreter that can import tensorflow",
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:

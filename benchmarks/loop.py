@@ -1,14 +1,16 @@
-"""Steps a second of ftrain's loop, with everything switched on, against a bare jit loop over the same batches.
+"""Steps per second of ftrain's loop, compared with a bare jit loop over the same batches.
 
     python benchmarks/loop.py             # all jobs
-    python benchmarks/loop.py tiny mlp    # some of them
+    python benchmarks/loop.py tiny mlp    # only these
 
-Switched on: a log line and summaries every 100 steps, a NaN guard on every step, a step counter, and one checkpoint in
-the middle of the run. The bare loop is what one writes by hand: a donated jit call for each step, over batches that
-were made beforehand, and nothing else. Both run in one process and take turns in rounds, because the machine's speed
-drifts; speeds and ratio are those of all rounds together. The job `mesh` runs in a process of its own with four virtual
-devices. If Keras 3 is installed (pip install '.[bench]') it is run on JAX beside the first two. `memory` shows how a
-process of its own grows over 200,000 steps, `start` the time from `ftrain train configs/digits.toml` to its first step.
+The run has a log line and summaries every 100 steps, a NaN guard on every step, a step counter, and
+one checkpoint in the middle. The bare loop is the same job written by hand: one donated jit call
+per step over batches made beforehand, and nothing else. Both run in one process and alternate in
+rounds, because the machine's speed drifts; speeds and ratio are those of all rounds together. The
+job `mesh` runs in a separate process with four virtual devices. If Keras 3 is installed (pip
+install '.[bench]'), it runs on JAX for the first two jobs. `memory` shows how a separate process
+grows over 200,000 steps, and `start` the time from `ftrain train configs/digits.toml` to its first
+step.
 """
 
 import argparse
@@ -31,19 +33,21 @@ if "--here" in sys.argv:  # before jax is imported
         os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={DEVICES}"
     )
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
+import jax  # noqa: E402 - after XLA_FLAGS
+import jax.numpy as jnp  # noqa: E402 - after XLA_FLAGS
+import numpy as np  # noqa: E402 - after XLA_FLAGS
+import optax  # noqa: E402 - after XLA_FLAGS
 
-import ftrain  # noqa: E402
+import ftrain  # noqa: E402 - after XLA_FLAGS
 
-EXAMPLES, FEATURES, CLASSES = 8192, 64, 10
+EXAMPLES = 8192
+FEATURES = 64
+CLASSES = 10
 
 
 @dataclass(frozen=True)
 class Job:
-    """A model, its batch, and how many steps a round has."""
+    """A model, its batch size, and the steps of a round."""
 
     init: Callable[[], Any]
     loss_fn: Callable[..., Any]
@@ -75,7 +79,7 @@ def mlp(*widths: int) -> tuple[Callable[[], Any], Callable[..., Any]]:
 
 
 def many_leaves(count: int) -> tuple[Callable[[], Any], Callable[..., Any]]:
-    """A sum of many small products: the time goes to handling leaves."""
+    """Return a model of many small products, which spends its time on handling leaves."""
 
     def init() -> Any:
         keys = jax.random.split(jax.random.key(0), count // 2)
@@ -117,7 +121,7 @@ def make_arrays() -> dict[str, np.ndarray]:
 
 
 class BareLoop:
-    """What one writes by hand."""
+    """A loop written by hand."""
 
     def __init__(self, job: Job, ready: list[Any]):
         optimizer = optax.sgd(0.01, momentum=0.9) if job.optimizer == "sgd" else optax.adam(1e-3)
@@ -138,7 +142,7 @@ class BareLoop:
             shardings = {"in_shardings": (whole, whole, split), "out_shardings": whole}
         self.compiled = jax.jit(step, donate_argnums=(0, 1), **shardings)
         self.batches = itertools.cycle(ready)
-        self.window = 8 if job.devices > 1 else 0  # without one, virtual devices deadlock
+        self.window = 8 if job.devices > 1 else 0  # without a limit, virtual devices deadlock
 
     def run(self, steps: int) -> float:
         start = time.perf_counter()
@@ -156,7 +160,7 @@ class BareLoop:
 
 
 class FtrainLoop:
-    """ftrain with everything switched on, and a checkpoint after step `save_at`."""
+    """ftrain with all default hooks, summaries, and a checkpoint after step `save_at`."""
 
     def __init__(
         self,
@@ -191,7 +195,8 @@ class FtrainLoop:
         )
 
     def run(self, steps: int) -> float:
-        taken, start = self.loop.steps_taken, time.perf_counter()
+        taken = self.loop.steps_taken
+        start = time.perf_counter()
         while self.loop.steps_taken < taken + steps:
             self.loop.advance()
         jax.block_until_ready(self.loop.state)
@@ -199,7 +204,7 @@ class FtrainLoop:
 
 
 class KerasLoop:
-    """Keras 3 on JAX: `fit` with its progress bar off and nothing switched on."""
+    """Keras 3 on JAX: `fit` without a progress bar or callbacks."""
 
     def __init__(self, job: Job, arrays: dict[str, np.ndarray]):
         os.environ["KERAS_BACKEND"] = "jax"
@@ -212,7 +217,8 @@ class KerasLoop:
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss=loss)
-        self.arrays, self.batch_size = arrays, job.batch_size
+        self.arrays = arrays
+        self.batch_size = job.batch_size
 
     def run(self, steps: int) -> float:
         epochs = max(1, steps * self.batch_size // EXAMPLES)
@@ -224,7 +230,8 @@ class KerasLoop:
 
 
 def compare(name: str, rounds: int) -> str:
-    job, arrays = JOBS[name], make_arrays()
+    job = JOBS[name]
+    arrays = make_arrays()
     pipeline = ftrain.data.Pipeline(ftrain.data.ArraySource(arrays), batch_size=job.batch_size)
     ready = [pipeline.batch(step) for step in range(64)]
     keras = (
@@ -232,16 +239,17 @@ def compare(name: str, rounds: int) -> str:
     )
     with tempfile.TemporaryDirectory() as directory:
         middle = job.steps * (1 + rounds // 2) + job.steps // 2
-        bare, ours = BareLoop(job, ready), FtrainLoop(job, arrays, directory, save_at=middle)
+        bare = BareLoop(job, ready)
+        ours = FtrainLoop(job, arrays, directory, save_at=middle)
         loops = {"bare": bare.run, "ftrain": ours.run} | ({"keras": keras.run} if keras else {})
         with ours.loop:
             for run in loops.values():
-                run(job.steps)  # until all is compiled, and fusing is settled
+                run(job.steps)  # until all is compiled and step fusion is decided
             speeds = [{each: run(job.steps) for each, run in loops.items()} for _ in range(rounds)]
             ours.loop.request_stop("done")
         assert (Path(directory) / "checkpoints" / str(middle)).exists()
         fused = next((line for line in ours.notices if "fused" in line), "steps are not fused")
-    # The harmonic mean: all steps of a loop by all of its time.
+    # The harmonic mean is all steps of a loop divided by all of its time.
     means = {each: statistics.harmonic_mean(row[each] for row in speeds) for each in loops}
     columns = [means["bare"], means["ftrain"]]
     shown = f"{means['keras'] / means['bare']:>8.2f}" if keras else f"{'':>8}"
@@ -254,7 +262,7 @@ def compare(name: str, rounds: int) -> str:
 
 
 def measure_memory(steps: int = 200_000) -> str:
-    """How much the process grows in the second half of a long run."""
+    """Return the size of the process after each tenth of a long run."""
     with tempfile.TemporaryDirectory() as directory:
         ours = FtrainLoop(JOBS["tiny"], make_arrays(), directory, save_at=steps // 4)
         sizes = []
@@ -274,7 +282,7 @@ def resident_megabytes() -> float:
 
 
 def measure_start(times: int = 5) -> str:
-    """Seconds from the command to its first step, as a user waits for it; the first time fills the cache."""
+    """Return the seconds from the command to its first step; an unmeasured run fills the cache."""
     command = [sys.executable, "-m", "ftrain", "train", "configs/digits.toml", "steps=1"]
     seconds = []
     for _ in range(times + 1):
@@ -292,7 +300,7 @@ def measure_start(times: int = 5) -> str:
 
 
 def in_own_process(name: str, rounds: int) -> str:
-    """A job that needs another number of devices, or memory that no other job has used."""
+    """Run a job in a new process, for another number of devices or for unused memory."""
     command = [sys.executable, __file__, name, "--rounds", str(rounds), "--here"]
     return subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True
@@ -305,15 +313,15 @@ def main() -> None:
     )
     names = [*JOBS, "memory", "start"]
     parser.add_argument(
-        "jobs", nargs="*", metavar="JOB", help=f"of {', '.join(names)}; all if none is named"
+        "jobs", nargs="*", metavar="JOB", help=f"one of {', '.join(names)}; default: all"
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for name in arguments.jobs:
         if name not in names:
-            parser.error(f"there is no job {name}; there are {', '.join(names)}")
-    print(f"{'steps a second':<36}{'bare':>10}{'ftrain':>10}{'ratio':>8}{'keras':>8}", flush=True)
+            parser.error(f"unknown job {name}; expected one of {', '.join(names)}")
+    print(f"{'steps per second':<36}{'bare':>10}{'ftrain':>10}{'ratio':>8}{'keras':>8}", flush=True)
     for name in arguments.jobs or names:
         if name == "memory" and arguments.here:
             line = measure_memory()

@@ -1,17 +1,19 @@
-"""Optimizers against optax, as ratios from one run.
+"""Optimizers compared with optax, as ratios from one run.
 
     python benchmarks/optimizers.py [leaves] [rows] [duplicates] [accumulation]
 
-leaves: Adam over many small leaves, against `optax.adam` in the same bare loop, and the time of the first call. The
-floor is a step that only adds one to every leaf: what calling a function of so many arrays costs by itself.
-rows: a step that reads 1,024 rows of a table, for tables of four sizes, against `optax.adam` on the whole table; and
-the memory that the step needs beside the table and its slots. Each step reads other rows, which a small table has in
-the processor's caches and a large one has not; "same ids" is the ratio without that.
-duplicates: the same with 16,384 ids of which half are repeats.
-accumulation: the memory of 16 microbatches against that of one.
+- leaves: Adam over many small leaves, compared with `optax.adam` in the same bare loop, and the
+  time of the first call. The floor is a step that only adds one to every leaf: the cost of calling
+  a function with so many arrays.
+- rows: a step that reads 1,024 rows of a table, for tables of four sizes, compared with
+  `optax.adam` on the whole table; and the memory that the step needs in addition to the table and
+  its slots. Each step reads different rows. A small table stays in the processor's caches, a large
+  one does not; "same ids" is the ratio without this effect.
+- duplicates: the same with 16,384 ids, half of which are repeats.
+- accumulation: the memory of 16 microbatches compared with that of one.
 
-What is compared takes turns in short rounds, because the machine's speed drifts. A time is the median over the rounds,
-a ratio the median of the rounds' ratios.
+The variants alternate in short rounds, because the machine's speed drifts. A time is the median
+over the rounds, and a ratio is the median of the ratios of the rounds.
 """
 
 import argparse
@@ -38,17 +40,19 @@ Step = Callable[..., tuple[Any, Any]]
 
 
 class Contestant:
-    """A compiled step with its own state, run a few steps at a time."""
+    """A compiled step with its own state, which runs a few steps at a time."""
 
     def __init__(self, step: Step, params: Any, state: Any, inputs: list[tuple[Any, ...]]):
         self._step = jax.jit(step, donate_argnums=(0, 1))
-        self._inputs, self._carried, self._taken = inputs, (params, state), 0
+        self._inputs = inputs
+        self._carried = (params, state)
+        self._taken = 0
         start = time.perf_counter()
         self.run(1)
         self.first_call = time.perf_counter() - start
 
     def run(self, steps: int) -> float:
-        """Seconds a step."""
+        """Take these steps; return the seconds per step."""
         start = time.perf_counter()
         for _ in range(steps):
             self._carried = self._step(
@@ -75,9 +79,8 @@ def median(times: list[dict[Any, float]], name: Any, of: Any = None) -> float:
 
 
 def compare_leaves() -> None:
-    print(
-        f"{'leaves':>7}{'optax':>12}{'ftrain':>12}{'floor':>12}{'ratio':>8}{'of floor':>10}{'first call':>12}"
-    )
+    times_header = f"{'leaves':>7}{'optax':>12}{'ftrain':>12}{'floor':>12}"
+    print(f"{times_header}{'ratio':>8}{'of floor':>10}{'first call':>12}")
     for count in (10, 100, 1000):
         params = {f"layer{n:04}": jnp.ones((16, 16) if n % 2 else 16) for n in range(count)}
         chosen = {"optax": optax.adam(0.001), "ftrain": optimizers.adam(0.001)}
@@ -90,8 +93,9 @@ def compare_leaves() -> None:
         times = take_turns(contestants, steps=max(2, 1000 // count), rounds=40)
         shown = "".join(f"{median(times, name) * 1e6:>9,.0f} us" for name in contestants)
         first = contestants["ftrain"].first_call / contestants["optax"].first_call
-        ratios = median(times, "ftrain", "optax"), median(times, "floor", "optax")
-        print(f"{count:>7}{shown}{ratios[0]:>8.2f}{ratios[1]:>10.2f}{first:>12.2f}")
+        ratio = median(times, "ftrain", "optax")
+        floor = median(times, "floor", "optax")
+        print(f"{count:>7}{shown}{ratio:>8.2f}{floor:>10.2f}{first:>12.2f}")
 
 
 def bare_step(optimizer: optax.GradientTransformation) -> Step:
@@ -105,13 +109,13 @@ def bare_step(optimizer: optax.GradientTransformation) -> Step:
 
 
 def fresh(params: Any, optimizer: optax.GradientTransformation | None = None) -> tuple[Any, Any]:
-    """Parameters that may be donated, and the state of their optimizer."""
+    """Return a copy of the parameters that may be donated, and the state of their optimizer."""
     copied = jax.tree.map(jnp.copy, params)
     return copied, (optimizer or optax.identity()).init(copied)
 
 
 def loss_fn(params, ids):
-    """As cheap as can be, so that the time is that of the table."""
+    """As cheap as possible, so that the table takes most of the time."""
     return jnp.mean(gradients.lookup(params["table"], ids) @ params["weights"])
 
 
@@ -137,7 +141,7 @@ def table_of(rows: int) -> dict[str, jax.Array]:
 
 
 def batches(rows: int, ids: int, repeated: int = 0) -> list[tuple[jax.Array]]:
-    """Some batches of ids, of which `repeated` are repeats of the others."""
+    """Return 16 batches of ids, of which `repeated` are repeats of the others."""
 
     def draw() -> Iterator[tuple[jax.Array]]:
         rng = np.random.default_rng(0)
@@ -182,7 +186,7 @@ def started(rows: int, optimizer: optax.GradientTransformation) -> tuple[Any, An
 
 
 def measure_dense(ids: int) -> list[float]:
-    """Seconds a step of `optax.adam` on the whole table, for each size by itself: together they need much memory."""
+    """Return the seconds per step of `optax.adam` on whole tables, one by one to save memory."""
     return [
         statistics.median(one[0] for one in take_turns({0: contestant}, steps=1, rounds=5))
         for rows in SIZES
@@ -195,7 +199,7 @@ def measure_dense(ids: int) -> list[float]:
 
 
 def extra_memory(rows: int, optimizer: optax.GradientTransformation, ids: int) -> int:
-    """Bytes that a step needs beside what it is given."""
+    """Return the bytes that a step needs in addition to its arguments."""
     shapes = jax.eval_shape(lambda: started(rows, optimizer))
     return memory_of(
         jax.jit(rows_step(optimizer), donate_argnums=(0, 1)),
@@ -205,7 +209,7 @@ def extra_memory(rows: int, optimizer: optax.GradientTransformation, ids: int) -
 
 
 def memory_of(function: Any, *arguments: Any) -> int:
-    """Bytes that a compiled function needs beside what it is given, as XLA plans it."""
+    """Return the bytes that XLA plans for a function in addition to its arguments."""
     plan: Any = function.lower(*arguments).compile().memory_analysis()
     return plan.temp_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
 
@@ -231,18 +235,16 @@ def compare_accumulation(microbatches: int = 16, examples: int = 1024, layers: i
         step = jax.jit(gradients.accumulate(gradients.value_and_grad(deep_loss), parts))
         return memory_of(step, params, {"x": jax.ShapeDtypeStruct((examples, 256), jnp.float32)})
 
-    one, parts, whole = (
-        memory(1, examples),
-        memory(microbatches, examples * microbatches),
-        memory(1, examples * microbatches),
-    )
+    all_examples = examples * microbatches
+    one = memory(1, examples)
+    parts = memory(microbatches, all_examples)
+    whole = memory(1, all_examples)
     print(f"memory of a batch of {examples}: {one / 2**20:.2f} MB")
-    print(
-        f"of {microbatches} such microbatches: {parts / 2**20:.2f} MB, {parts / one:.2f} times as much"
-    )
-    print(
-        f"of a batch of {examples * microbatches}: {whole / 2**20:.2f} MB, {whole / one:.2f} times as much"
-    )
+    for name, size in (
+        (f"{microbatches} such microbatches", parts),
+        (f"a batch of {all_examples}", whole),
+    ):
+        print(f"of {name}: {size / 2**20:.2f} MB, {size / one:.2f} times as much")
 
 
 BENCHMARKS = {
@@ -257,13 +259,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "which", nargs="*", metavar="|".join(BENCHMARKS), help="all of them if none is named"
-    )
+    parser.add_argument("which", nargs="*", metavar="|".join(BENCHMARKS), help="default: all")
     chosen = parser.parse_args().which or list(BENCHMARKS)
     for name in chosen:
         if name not in BENCHMARKS:
-            parser.error(f"there is no {name}; there are {', '.join(BENCHMARKS)}")
+            parser.error(f"unknown benchmark {name}; expected one of {', '.join(BENCHMARKS)}")
     for name in chosen:
         print(f"\n{name}")
         BENCHMARKS[name]()

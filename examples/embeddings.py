@@ -1,10 +1,12 @@
-"""A recommender: two embedding tables of 200,000 rows, of which a step reads 512 each.
+"""A recommender with two embedding tables of 200,000 rows, of which a step reads 512 each.
 
 Command: python examples/embeddings.py
-Time: 4 seconds on 2 CPU cores. Result: the loss falls below 1e-6, and only the rows that were read have changed.
+Time: 4 seconds on 2 CPU cores.
+Result: the loss falls below 1e-6, and only the rows that were read have changed.
 
-Tables that are read through `lookup` get gradients of rows, so that a step costs the same for tables of any size. Users
-and films have hidden tastes of two dimensions, and the model learns them from ratings.
+A table that is read through `lookup` gets a row-sparse gradient, so a step costs the same for a
+table of any size. Users and films have hidden tastes of two dimensions, and the model learns them
+from ratings.
 """
 
 import jax
@@ -14,11 +16,14 @@ import numpy as np
 import ftrain
 from ftrain.gradients import lookup
 
-USERS, FILMS, TASTES, RATINGS = 200_000, 200_000, 2, 100_000
+USERS = 200_000
+FILMS = 200_000
+TASTES = 2
+RATINGS = 100_000
 
 
 def make_ratings() -> dict[str, np.ndarray]:
-    """Ratings of and by those who were seen at all: a hundred users and films out of all there are."""
+    """Return ratings of 100 of the films by 100 of the users."""
     rng = np.random.default_rng(0)
     users, films = (
         rng.choice(count, 100, replace=False).astype(np.int32) for count in (USERS, FILMS)
@@ -41,7 +46,8 @@ def init_params() -> dict[str, jax.Array]:
 
 
 def loss_fn(params, batch, rng):
-    users, films = lookup(params["users"], batch["user"]), lookup(params["films"], batch["film"])
+    users = lookup(params["users"], batch["user"])
+    films = lookup(params["films"], batch["film"])
     error = jnp.sum(users * films, axis=1) - batch["rating"]
     return jnp.mean(error**2), {"largest_error": jnp.max(jnp.abs(error))}
 
@@ -56,7 +62,7 @@ def main() -> None:
         steps=1000,
     )
     moved = int(jnp.sum(jnp.any(state.params["users"] != init_params()["users"], axis=1)))
-    print(f"{moved} of {USERS:,} rows were trained; the others are as they were")
+    print(f"{moved} of {USERS:,} rows were trained; the others are unchanged")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""A monitored run: evaluation and early stopping, a checkpoint listener, a device that fails, and where the time went.
+"""A monitored run: evaluation, early stopping, a checkpoint listener, a device failure, and timing.
 
 Command: python examples/monitored.py
-Time: 4 seconds on 2 CPU cores. Result: it goes on after the failure, stops when the evaluation gets no better, and
-prints how its time was spent.
+Time: 4 seconds on 2 CPU cores.
+Result: it resumes after the failure, stops when the evaluation no longer improves, and prints where
+the time went.
 """
 
 import tempfile
@@ -37,7 +38,7 @@ class Announce(ftrain.hooks.SaveListener):
 
 
 class LoseDevice(ftrain.Hook):
-    """Stands for a machine that goes away once."""
+    """Simulate a device that fails once."""
 
     when = ftrain.training.at(1300)
     lost = False

@@ -1,7 +1,8 @@
-"""The loop in your own hands, with a hook of your own and a stock optax optimizer.
+"""Your own training loop, with your own hook and an optax optimizer.
 
 Command: python examples/own_loop.py
-Time: 3 seconds on 2 CPU cores. Result: it stops by itself, after a few hundred steps, when the loss is below 1e-3.
+Time: 3 seconds on 2 CPU cores.
+Result: it stops after a few hundred steps, when the loss is below 1e-3.
 """
 
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ class StopBelow(ftrain.Hook):
     """Stop once the loss has fallen below a limit."""
 
     def __init__(self, limit: float, when: ftrain.training.Trigger):
-        self.limit, self.when = limit, when
+        self.limit = limit
+        self.when = when
 
     def after_step(self, report: ftrain.training.Report) -> None:
         if report.read("loss") < self.limit:
@@ -38,5 +40,6 @@ with ftrain.Run(
     step, state, data, steps=20_000, hooks=[StopBelow(1e-3, when=ftrain.every(steps=50))]
 ) as run:
     while not run.should_stop():
-        run.advance()  # the steps up to the next one that a hook asks for, in one compiled call; step() takes one
+        # All steps up to the next that a hook needs, in one compiled call; step() takes one.
+        run.advance()
 print(f"step {run.steps_taken}: {run.stop_reason}")

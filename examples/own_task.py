@@ -1,4 +1,4 @@
-"""A task of your own, trained from a config: two interleaved spirals, told apart by a small network.
+"""Your own task, trained from a config: a small network classifies two interleaved spirals.
 
 Command: ftrain train examples/own_task.toml
 Time: 5 seconds on 2 CPU cores. Result: eval/accuracy above 0.98.
@@ -14,8 +14,9 @@ from ftrain.tasks import Task
 
 
 def spirals(*, hidden: int = 64, points: int = 2000, noise: float = 0.05) -> Task:
-    """Tell two spirals apart. These arguments are the keys of `[model]` in a config."""
-    train, test = make_points(points, noise, seed=0), make_points(points, noise, seed=1)
+    """Classify two spirals. These arguments are the keys of `[model]` in a config."""
+    train = make_points(points, noise, seed=0)
+    test = make_points(points, noise, seed=1)
 
     def init(rng):
         first, second, third = jax.random.split(rng, 3)

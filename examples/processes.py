@@ -1,8 +1,9 @@
-"""The same program for one process and for many: fit a line on all devices there are.
+"""One program for one process and for many: fit a line on all devices.
 
-Command: python examples/processes.py, or for two processes: ftrain launch -n 2 examples/processes.py
-Time: 2 seconds on 2 CPU cores, 4 as two processes; kill one of them, and all go on from the newest checkpoint.
-Result: w is close to [1, -2, 0.5] and b to 3; run it twice and it resumes.
+Command: python examples/processes.py, or ftrain launch -n 2 examples/processes.py
+Time: 2 seconds on 2 CPU cores, 4 with two processes.
+Result: w is close to [1, -2, 0.5] and b to 3. Run it twice and it resumes. Kill one of two
+processes, and both restart from the newest checkpoint.
 """
 
 import jax.numpy as jnp
@@ -19,11 +20,10 @@ def loss_fn(params, batch, rng):
     return jnp.mean(error**2)
 
 
-with (
-    ftrain.cluster.connect() as group
-):  # the environment says who this is; before anything touches a device
+# The environment sets which process this is. Connect before anything uses a device.
+with ftrain.cluster.connect() as group:
     mesh = ftrain.cluster.make_mesh()  # the devices of all processes
-    shard, shards = ftrain.cluster.batch_shard(mesh)  # this one's slice of every batch
+    shard, shards = ftrain.cluster.batch_shard(mesh)  # this process's slice of every batch
     source = ftrain.data.ArraySource({"x": x, "y": y})
     state = ftrain.train(
         loss_fn,

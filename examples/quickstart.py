@@ -1,7 +1,8 @@
 """The quickstart of the README: fit a line.
 
 Command: python examples/quickstart.py
-Time: 3 seconds on 2 CPU cores. Result: w is close to [1, -2, 0.5] and b to 3; run it twice and it resumes.
+Time: 3 seconds on 2 CPU cores.
+Result: w is close to [1, -2, 0.5] and b to 3; run it twice and it resumes.
 """
 
 import jax.numpy as jnp

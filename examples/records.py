@@ -1,7 +1,8 @@
-"""Input from record files: written in shards, read by number, damaged and found out, padded by length, trained on.
+"""Record files: write shards, read by index, batch by length, train, and detect damage.
 
 Command: python examples/records.py
-Time: 4 seconds on 2 CPU cores. Result: a loss below 0.01, and the same final parameters for a run that was interrupted.
+Time: 4 seconds on 2 CPU cores.
+Result: a loss below 0.01, and the same final parameters for a run that was interrupted.
 """
 
 import tempfile
@@ -24,7 +25,8 @@ with RecordWriter(home / "train.tfrecord", shard_records=1000) as writer:
         writer.write(encode_example({"values": values, "mean": values.mean()}))
 print("wrote", ", ".join(path.name for path in writer.paths))
 
-# The spec says what each record should have. Any record can be read, in any order, and is verified when it is.
+# The spec lists the features of a record. Records can be read in any order, and are verified when
+# they are read.
 spec = {"values": Ragged("float32"), "mean": Fixed()}
 source = RecordSource(str(home / "train-*.tfrecord"), spec)
 print(
@@ -32,7 +34,7 @@ print(
     [len(row) for row in source.read(np.array([2999, 7]))["values"]],
 )
 
-# Batches are made of examples of similar length, and padded to one of four lengths: four compiled programs.
+# A batch has examples of similar length, padded to one of four lengths: four compiled programs.
 buckets = Buckets(example_lengths(source, "values"), boundaries=[10, 20, 30, 40])
 data = Pipeline(
     source, batch_size=64, buckets=buckets, pad={"values": Pad(lengths="count")}, seed=1
@@ -54,14 +56,12 @@ def train(directory, steps):
 
 
 whole = train(home / "whole", 300)
-train(
-    home / "parts", 137
-)  # interrupted here, and resumed: the batches from step 138 on are the same
+train(home / "parts", 137)  # interrupted here; the resumed run gets the same batches
 parts = train(home / "parts", 300)
 same = all(np.array_equal(whole.params[name], parts.params[name]) for name in whole.params)
-print("the interrupted run ended", "with the same parameters" if same else "otherwise")
+print("the interrupted run ended", "with the same parameters" if same else "with other parameters")
 
-# A bit that flips is told by file, record and byte; or such records are left out, and counted.
+# A flipped bit is reported with file, record and byte, or such records are skipped and counted.
 shard = writer.paths[1]
 damaged = bytearray(shard.read_bytes())
 damaged[5000] ^= 1
@@ -69,5 +69,5 @@ shard.write_bytes(damaged)
 try:
     RecordSource(shard, spec).read(np.arange(1000))
 except DamagedRecordError as error:
-    print("found out:", str(error).removeprefix(f"{home}/"))
+    print("damage:", str(error).removeprefix(f"{home}/"))
 print("left out:", len(RecordSource(shard, spec, on_damage="skip").damages), "record of 1000")

@@ -12,8 +12,8 @@ from ftrain.averages import averaged
 from ftrain.checkpoints import CheckpointManager, open_reader
 from ftrain.checkpoints.paths import StepName
 from ftrain.config import open_run
-from ftrain.config.load import RUN_CONFIG, ConfigError
-from ftrain.paths import local_path
+from ftrain.config.load import ConfigError
+from ftrain.paths import RUN_CONFIG, local_path
 from ftrain.storage import exists, retry
 from ftrain.tasks import Task
 from ftrain.tree import Tree

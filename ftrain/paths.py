@@ -4,6 +4,9 @@ import os
 import re
 from pathlib import Path
 
+RUN_CONFIG = "config.toml"  # in a run directory: the resolved config, if it has one
+RUN_LOCK = "run.lock"  # in a run directory: held while a run from a config lasts
+
 # The second form, with one slash, is a URL that went through pathlib.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z][A-Za-z0-9+.-]+:/")
 

@@ -32,7 +32,7 @@ from ftrain.hooks import (
 from ftrain.hooks.checkpoint import LOCK
 from ftrain.launching.reporter import reporter_of_this_process
 from ftrain.optimizers import LearningRate
-from ftrain.paths import local_path
+from ftrain.paths import RUN_CONFIG, RUN_LOCK, local_path
 from ftrain.storage import exists
 from ftrain.training import (
     Hook,
@@ -50,7 +50,7 @@ from ftrain.training.consensus import LIMIT
 from ftrain.training.loss import LossFunction
 from ftrain.training.options import LoopOptions, check_options
 from ftrain.training.pieces import Piece
-from ftrain.training.record import CONFIG, Recorder, RunMismatchError, RunRecord, set_aside
+from ftrain.training.record import Recorder, RunMismatchError, RunRecord, set_aside
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -128,7 +128,7 @@ class Run(Loop):
                 overwrite=overwrite,
             )
         elif overwrite:
-            raise ValueError("overwrite=True needs a directory that this process writes to")
+            raise ValueError("overwrite=True needs directory=..., and no Scaffold(wait_secs=...)")
         super().__init__(step, state, data, hooks=hooks, record=record, **options)
 
 
@@ -172,7 +172,7 @@ class _DirectoryRecord(Recorder):
                 self._set_aside(notice)
             if self._group is not None:
                 self._group.barrier(f"{home} is set aside", LIMIT)
-        if exists(home / CONFIG):
+        if exists(home / RUN_CONFIG):  # the command line compares the configs instead
             return
         settings = self._initial.settings if isinstance(self._initial, Initial) else {}
         record = RunRecord(home, self._step, program, self._data, settings)
@@ -211,7 +211,7 @@ class _DirectoryRecord(Recorder):
     def _set_aside(self, notice: Callable[[str], None]) -> None:
         home = self._home
         with ExitStack() as locks:
-            for path in (home / "run.lock", home / CHECKPOINTS / LOCK):
+            for path in (home / RUN_LOCK, home / CHECKPOINTS / LOCK):
                 if exists(path):
                     locks.enter_context(hold(path, f"{home} is in use"))
             aside = set_aside(home)

@@ -1,4 +1,4 @@
-"""Four virtual devices, and a compilation cache of the tests' own."""
+"""Four virtual devices, a compilation cache for the tests, and common fixtures."""
 
 import os
 import signal
@@ -23,16 +23,13 @@ from ftrain.data import ArraySource, Pipeline
 from ftrain.training import use_compilation_cache
 
 use_compilation_cache()
-hypothesis.settings.register_profile(
-    "tests", deadline=None
-)  # the first example pays for compilation
+# No deadline, because the first example includes the time to compile.
+hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--campaign", action="store_true", help="also run the tests that are marked as a campaign"
-    )
+    parser.addoption("--campaign", action="store_true", help="also run the tests marked campaign")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,14 +42,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def interrupts_are_not_ignored():
-    """In the background of a script SIGINT is ignored; a test that sends itself one expects it to arrive."""
+    """Handle SIGINT and SIGTERM by default, for tests that send themselves a signal.
+
+    A process in the background of a script ignores SIGINT.
+    """
     with default_signals((signal.SIGINT, signal.SIGTERM)):
         yield
 
 
 @pytest.fixture(autouse=True)
 def compile_quickly(request: pytest.FixtureRequest):
-    """Most of the time of these tests is spent in the compiler. Where its work is the point, they are `optimized`."""
+    """Compile with few optimizations, because compilation takes most of the time of the tests.
+
+    Tests of what the compiler produces are marked `optimized`.
+    """
     jax.config.update(
         "jax_disable_most_optimizations", request.node.get_closest_marker("optimized") is None
     )
@@ -60,7 +63,7 @@ def compile_quickly(request: pytest.FixtureRequest):
 
 @pytest.fixture(autouse=True)
 def strict_promotion(request: pytest.FixtureRequest):
-    """Refuse implicit dtype promotion, which hides mistakes: `standard_promotion` tests need it."""
+    """Forbid implicit dtype promotion, except in `standard_promotion` tests: it hides mistakes."""
     is_standard = request.node.get_closest_marker("standard_promotion") is not None
     jax.config.update("jax_numpy_dtype_promotion", "standard" if is_standard else "strict")
 
@@ -73,7 +76,7 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def no_thread_left():
-    """Fails a test that leaves a thread of ftrain's behind."""
+    """Fail a test that leaves a thread of ftrain running."""
     import threading
 
     yield

@@ -1,8 +1,9 @@
-"""Commands in processes that are forked from one which has imported ftrain already.
+"""Run commands in forks of a process that has already imported ftrain.
 
-Starting `python -m ftrain` takes a second, most of it for imports, and the tests run hundreds of commands. Each of
-them is a process of its own here too, with its own memory, files and exit code. JAX has no device open in the process
-that is forked, so that it is safe to fork. Where starting is what is tested, tests start `python -m ftrain`.
+`python -m ftrain` takes a second to start, mostly for imports, and the tests run hundreds of
+commands. A fork is still a separate process with its own memory, files and exit code. The forked
+process has no JAX device open, so it is safe to fork. Tests of the start itself run
+`python -m ftrain`.
 """
 
 import atexit
@@ -30,11 +31,11 @@ MODULES = (
     "tasks",
     "training",
 )
-MOST_BYTES = 1 << 17  # of a message: the arguments and the environment of a command
+MOST_BYTES = 1 << 17  # of a message, which has the arguments and the environment of a command
 
 
 class ForkServer:
-    """Runs commands, one after the other, in forks of a process that is started with the first of them."""
+    """Run commands one after another in forks of a process that is started here."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
@@ -45,7 +46,7 @@ class ForkServer:
         atexit.register(self.close)
 
     def serves(self, environ: Mapping[str, str]) -> bool:
-        """Whether the modules that are imported would read the same settings from this environment."""
+        """Return True if the imported modules would read the same settings from `environ`."""
         names = {
             name
             for name in environ.keys() | self._environ.keys()
@@ -83,15 +84,14 @@ class ForkServer:
 
 
 def serve(connection: socket.socket) -> tuple[list[str], str | None]:
-    """Fork for each command and tell how it ended; return in the fork, with its arguments and its program."""
+    """Fork for each command and send back its exit code; return in the fork, with its command."""
     while True:
         message, files, _, _ = socket.recv_fds(connection, MOST_BYTES, 2)
-        if not message:  # the tests are over
+        if not message:  # the tests have ended
             os._exit(0)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of forking while there are threads: those of a library for matrices
+            # Python warns of a fork while other threads run: here, those of a matrix library.
+            warnings.simplefilter("ignore")
             child = os.fork()
         if not child:
             connection.close()
@@ -114,7 +114,7 @@ if __name__ == "__main__":
         importlib.import_module(f"ftrain.{module}")
     sys.path[0] = str(Path.cwd())
     words, source = serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.path[0] = os.getcwd()  # as python -m and python -c would have it
+    sys.path[0] = os.getcwd()  # as with python -m and python -c
     sys.argv = ["ftrain" if source is None else "-c", *words]
     if source is None:
         sys.modules["ftrain.cli"].main()

@@ -1,4 +1,4 @@
-"""Every optimizer by name, as a function of its learning rate and of how its slots are stored."""
+"""Every optimizer by name, as a function of the learning rate and the options for its slots."""
 
 from ftrain import optimizers
 

@@ -1,4 +1,4 @@
-"""Reference values: what the reference implementation computed, from `tests/reference` or `FTRAIN_REFERENCE`."""
+"""Values that TensorFlow 1 computed, in `tests/reference` or the directory FTRAIN_REFERENCE."""
 
 import json
 import os
@@ -15,5 +15,5 @@ def cases(name: str) -> list[dict[str, Any]]:
 
 
 def array(values: Any, dtype: str) -> np.ndarray:
-    """A recorded tensor; "nan" and "inf" are written as words."""
+    """Return a recorded tensor; the file has "nan" and "inf" as strings."""
     return np.array(values, dtype=float).astype(dtype)

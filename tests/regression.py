@@ -1,4 +1,4 @@
-"""A linear regression, the smallest job that can be trained; also a task that configs of tests name."""
+"""A linear regression, the smallest training job, and the tasks that test configs name."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def init_params(rng: jax.Array | None = None):
 
 
 def sharded(mesh, batch_size: int = 8) -> Pipeline:
-    """This process's part of every batch."""
+    """Return a pipeline of this process's slice of every batch."""
     shard, shards = batch_shard(mesh)
     source = ArraySource(make_arrays())
     return Pipeline(source, batch_size=batch_size, shard_index=shard, shard_count=shards)
@@ -46,7 +46,10 @@ def regression(
     options=None,
     every_steps: int = 7,
 ) -> Task:
-    """The regression, its batches disturbed by `noise` drawn from the step's rng; the rest is there to be checked."""
+    """Return the regression, with `noise` from the step's rng added to the inputs.
+
+    The other arguments only check how a config converts values.
+    """
     assert isinstance(sizes, tuple)
     assert isinstance(where, Path)
     assert isinstance(every_steps, int)
@@ -69,7 +72,7 @@ def regression(
 
 
 def forgetful(*, noise: float = 0.0) -> Task:
-    """What is learned depends on the process, so that no other process can go on with it."""
+    """Return a task whose loss depends on the process id, so no other can repeat its steps."""
     own = os.getpid() / 1e7
 
     def loss(params, batch, rng):
@@ -93,7 +96,7 @@ def vector_loss() -> Task:
 
 
 def slow() -> Task:
-    """Each step takes many minutes inside one compiled call."""
+    """Return a task whose every step takes many minutes inside one compiled call."""
 
     def loss(params, batch, rng):
         def spin(_, matrix):
@@ -108,7 +111,7 @@ def slow() -> Task:
 
 
 class Printing(SaveListener):
-    """A listener that configs of tests name."""
+    """A listener that test configs name."""
 
     def after_save(self, step):
         print(f"saved {step}", flush=True)
@@ -127,7 +130,7 @@ def final(state):
 
 
 def exploding(*, at: int = 7) -> Task:
-    """Its loss becomes NaN at a step: the slope of a root is infinite at zero."""
+    """Return a task whose loss becomes NaN at a step: the slope of a root is infinite at zero."""
 
     def loss(params, batch, rng):
         distance = jnp.abs(at - 1.0 - params["count"])

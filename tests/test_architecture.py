@@ -1,4 +1,4 @@
-"""docs/architecture.md is true: its paths exist, and a real step enters no file that it leaves out."""
+"""docs/architecture.md is true: its paths exist, and a step enters no file that it omits."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ PACKAGE = Path(ftrain.__file__).parent
 
 
 def files_of(title: str) -> list[str]:
-    """The files in the table of a section."""
+    """Return the files in the table of a section."""
     section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `(ftrain/[\w/]+\.py)` \|", section, re.MULTILINE)
 
@@ -59,12 +59,12 @@ def test_a_step_enters_no_other_file():
                 loop.step()
             recording.set()
             sys.setprofile(record)
-            for _ in range(500):  # far enough for the thread that reads ahead
+            for _ in range(500):  # enough steps for the read-ahead thread
                 loop.step()
             sys.setprofile(before)
             recording.clear()
     finally:
         sys.setprofile(before)
         threading.setprofile(None)
-    assert "ftrain/data/pipeline.py" in entered  # the thread was seen too
+    assert "ftrain/data/pipeline.py" in entered  # so the thread was recorded too
     assert entered - set(files_of("One training step")) == set()

@@ -1,4 +1,4 @@
-"""Averages against values that the reference implementation computed."""
+"""Averages compared with values that TensorFlow 1 computed."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,9 @@ CASES = cases("moving_averages")
 
 
 def sequence(case):
-    """Averages after each update; those of variables start at their value, of tensors at zero."""
-    dtype, decay = case["dtype"], case["decay"]
+    """Return the averages after each update; variables start at their value, tensors at zero."""
+    dtype = case["dtype"]
+    decay = case["decay"]
     start = jnp.asarray(array(case["average_initial"], dtype))
     debiased = ZeroDebiased.create(start)
     averages = start
@@ -37,9 +38,9 @@ def test_values(case):
         assert case["average_initial"] == case["variable_initial"]
     tolerance = {"rtol": 1e-12} if case["dtype"] == "float64" else {"rtol": 1e-6, "atol": 1e-6}
     with jax.enable_x64(case["dtype"] == "float64"):
-        for ours, wanted in zip(sequence(case), case["average_after_update"], strict=True):
+        for ours, expected in zip(sequence(case), case["average_after_update"], strict=True):
             assert ours.dtype == case["dtype"]
-            np.testing.assert_allclose(ours, array(wanted, case["dtype"]), **tolerance)
+            np.testing.assert_allclose(ours, array(expected, case["dtype"]), **tolerance)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["over"] == "variable"][:1])

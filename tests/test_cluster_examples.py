@@ -199,8 +199,8 @@ class Pod:
 
     def __init__(self, home: Path, ftrain: str):
         self.last = home / "run" / "checkpoints" / "2000"
-        self.told = home / "told"
-        script(home / "bin" / "ftrain", f'#!/bin/bash\necho "$@" >> {self.told}\n{ftrain}\n')
+        self.reported = home / "reported"
+        script(home / "bin" / "ftrain", f'#!/bin/bash\necho "$@" >> {self.reported}\n{ftrain}\n')
         environ = pod_environment(0) | {
             "RUN": f"{home / 'run'}",
             "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
@@ -224,8 +224,8 @@ def test_a_pod_succeeds_once_the_last_checkpoint_is_there(tmp_path):
     pod = Pod(tmp_path, 'mkdir -p "$RUN/checkpoints/$STEPS"')
     assert pod.run() == 0
     assert pod.run() == 0  # replaced too late: the others are done
-    (told,) = pod.told.read_text().splitlines()
-    assert told.split()[:4] == [
+    (reported,) = pod.reported.read_text().splitlines()
+    assert reported.split()[:4] == [
         "train",
         "configs/digits.toml",
         f"run.directory={tmp_path}/run",

@@ -1,4 +1,4 @@
-"""What is shipped beside the package runs: the README's code, every example and every config."""
+"""The README's quickstart, every example and every config run."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ SCRIPTS = [
     path for path in sorted(ROOT.glob("examples/*.py")) if not path.with_suffix(".toml").exists()
 ]
 CONFIGS = sorted([*ROOT.glob("configs/*.toml"), *ROOT.glob("examples/*.toml")])
-CONFIGS.remove(ROOT / "examples" / "cluster.toml")  # which names processes, and not what to train
+CONFIGS.remove(ROOT / "examples" / "cluster.toml")  # it lists processes, not what to train
 SHRUNK = {
     "digits.toml": ["steps=40", "model.channels=4"],
     "digits_records.toml": ["steps=40", "model.channels=4", "model.records=HERE/records"],
@@ -31,7 +31,7 @@ def test_the_quickstart_of_the_readme_is_the_example():
 
 
 def some(paths: list[Path], *names: str) -> list:
-    """These paths as they are, and the others for the campaign."""
+    """Mark every path as campaign, except those with these names."""
     marks = {path: [] if path.name in names else [pytest.mark.campaign] for path in paths}
     return [pytest.param(path, marks=marks[path], id=path.name) for path in paths]
 
@@ -48,9 +48,16 @@ def test_every_example_runs(path, tmp_path):
         "processes.py": r"Array\(3\.0",
         "own_loop.py": "the loss is below 0.001",
         "monitored.py": r"(?s)recovered.*stopped: eval/error.*waiting for the device",
-        "records.py": r"(?s)ended with the same parameters.*record \d+ at byte \d+ is damaged.*left out: 1 record",
-        "trusted.py": r"(?s)latest is 4, the best 2.*kernel has other values than.*from step 3.*carried over",
-        "embeddings.py": r"(?s)step 1000: loss \d\.\d+e-(0[6-9]|1\d).*100 of 200,000 rows were trained",
+        "records.py": (
+            r"(?s)ended with the same parameters.*record \d+ at byte \d+ is damaged"
+            r".*left out: 1 record"
+        ),
+        "trusted.py": (
+            r"(?s)latest is 4, the best 2.*kernel has other values than.*from step 3.*carried over"
+        ),
+        "embeddings.py": (
+            r"(?s)step 1000: loss \d\.\d+e-(0[6-9]|1\d).*100 of 200,000 rows were trained"
+        ),
     }
     assert re.search(results[path.name], done.stdout)
 

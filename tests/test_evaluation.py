@@ -107,7 +107,7 @@ def test_waiting_for_a_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_that_is_saved_just_before_the_run_ends_is_not_missed(tmp_path):
-    """It appears between the look at the directory and the question whether the run has ended."""
+    """It appears after the directory is listed, before the run is asked whether it has ended."""
     manager = CheckpointManager(tmp_path)
     manager.save(10, make_state())
 

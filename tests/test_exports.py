@@ -163,7 +163,7 @@ ROOMS = {
         "DigestLog",
         "LogFile",
         "Logging",
-        "NotFiniteError",
+        "NonFiniteError",
         "Profiler",
         "ProgressBar",
         "SaveListener",
@@ -279,9 +279,8 @@ def test_a_room_exports_its_public_names(room):
     module = importlib.import_module(f"ftrain.{room}")
     for name in ROOMS[room]:
         assert hasattr(module, name)
-    if hasattr(
-        module, "__path__"
-    ):  # a folder re-exports exactly these; a file also imports what it needs
+    # A package re-exports exactly these; a module also imports what it needs.
+    if hasattr(module, "__path__"):
         shown = {
             name for name, value in vars(module).items() if not isinstance(value, types.ModuleType)
         }
@@ -294,7 +293,7 @@ def test_a_room_exports_its_public_names(room):
 
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'optimisers'"):
-        ftrain.optimisers  # noqa: B018
+        ftrain.optimisers  # noqa: B018 - the access itself is tested
 
 
 def test_importing_ftrain_does_not_import_jax():

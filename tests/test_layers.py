@@ -39,7 +39,7 @@ def room_of(path: Path) -> str:
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """The rooms that a file imports from, wherever in it the import stands."""
+    """Return the rooms that a file imports from, anywhere in the file."""
     rooms = set()
     for node in ast.walk(ast.parse(path.read_text())):
         modules = []

@@ -1,4 +1,4 @@
-"""The table from names of the reference to ours: every counterpart exists."""
+"""The table from names of TensorFlow 1 to names of ftrain: every counterpart exists."""
 
 import inspect
 
@@ -17,15 +17,13 @@ def test_every_counterpart_resolves(name):
     "name", [name for name in TABLE if name.endswith("Optimizer") and "experimental" not in name]
 )
 def test_the_counterpart_of_an_optimizer_takes_a_learning_rate(name):
-    if name not in (
-        "tf.train.Optimizer",
-        "tf.train.SyncReplicasOptimizer",
-    ):  # these take none, or an optimizer
+    # The first takes no learning rate, the second takes an optimizer.
+    if name not in ("tf.train.Optimizer", "tf.train.SyncReplicasOptimizer"):
         assert "learning_rate" in inspect.signature(resolve(TABLE[name].ours[0])).parameters
 
 
 def test_names_are_found_with_and_without_their_modules():
-    wanted = ("tf.train.AdamOptimizer", TABLE["tf.train.AdamOptimizer"])
+    expected = ("tf.train.AdamOptimizer", TABLE["tf.train.AdamOptimizer"])
     for name in (
         "AdamOptimizer",
         "tf.train.AdamOptimizer",
@@ -33,7 +31,7 @@ def test_names_are_found_with_and_without_their_modules():
         "tf.compat.v1.train.AdamOptimizer",
         "adam",
     ):
-        assert find(name) == wanted
+        assert find(name) == expected
     assert find("tf.gradients")[1].ours[0] == "ftrain.gradients.value_and_grad"
     assert find("Optimizer.get_slot")[1].ours == ("ftrain.optimizers.get_slot",)
     with pytest.raises(

@@ -87,7 +87,7 @@ def test_nothing_is_placed_without_servers(arguments):
 
 
 @pytest.mark.parametrize(
-    ("asked", "placed"),
+    ("requested", "placed"),
     [
         ("", "/job:ps/task:0/device:CPU:*"),
         ("/task:4", "/job:ps/task:4/device:CPU:*"),
@@ -100,8 +100,8 @@ def test_nothing_is_placed_without_servers(arguments):
         ("//job:a/job:ps/", "/job:ps/task:0/device:CPU:*"),
     ],
 )
-def test_what_an_operation_asks_for_wins_part_by_part(asked, placed):
-    assert devices([Operation(device=asked)], ps_tasks=2, ps_device="/job:ps/cpu") == [placed]
+def test_what_an_operation_asks_for_wins_part_by_part(requested, placed):
+    assert devices([Operation(device=requested)], ps_tasks=2, ps_device="/job:ps/cpu") == [placed]
 
 
 def test_what_an_operation_asks_for_wins_as_a_whole_without_merging():
@@ -121,15 +121,15 @@ def test_a_server_device_without_a_job_gets_no_task():
 
 def test_a_strategy_is_asked_only_about_what_it_decides():
     graph = [Operation("Const"), VARIABLES[0], Operation(device="/job:worker"), VARIABLES[1]]
-    asked = []
+    requested = []
 
     def last(operations, tasks):
-        asked.append((operations, tasks))
+        requested.append((operations, tasks))
         return [tasks - 1] * len(operations)
 
     placed = devices(graph, ps_tasks=4, ps_strategy=last)
     assert placed == ["/job:worker", "/job:ps/task:3", "/job:worker", "/job:ps/task:3"]
-    assert asked == [([VARIABLES[0], VARIABLES[1]], 4)]
+    assert requested == [([VARIABLES[0], VARIABLES[1]], 4)]
 
 
 @pytest.mark.parametrize("chosen", [[0], [0, 1, 0], [0, 2], [-1, 0], [0.5, 0], ["0", "1"]])

@@ -41,6 +41,5 @@ def test_it_is_resumed_as_if_it_had_not_been_interrupted(older, tmp_path):
     assert {"params/w", "averages/w"} <= set(names)
     for name in names:
         ours, theirs = (load_variable(home / step, name) for home in (older, tmp_path / "fresh"))
-        np.testing.assert_allclose(
-            ours, theirs, rtol=1e-6, err_msg=name
-        )  # other machines round otherwise
+        # With a tolerance, because other machines round differently.
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=name)

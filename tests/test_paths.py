@@ -1,4 +1,4 @@
-"""Directories as users write them: whatever works for the system works for a run."""
+"""Directories as users write them: a path that the system accepts works for a run."""
 
 import os
 
@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-DIRECTORIES = {  # as written, and where that is
+DIRECTORIES = {  # path as written: the directory it means
     "../x": "x",
     "a/../../x": "x",
     "../link/x": "far/away/x",

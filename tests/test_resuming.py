@@ -1,4 +1,4 @@
-"""The same call again: it resumes what it began, and says so when it is another call."""
+"""The same call resumes a run; a different call is refused with what differs."""
 
 import json
 import re
@@ -25,7 +25,7 @@ WAY_OUT = "overwrite=True .* accept_changes=True .* another directory"
 
 
 class Calls:
-    """`train` in one directory, with a way to change single arguments; `lines` is what it logs."""
+    """`train` in one directory with changes to single arguments; `lines` has the log lines."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -75,11 +75,11 @@ CHANGES = {
 
 
 @pytest.mark.standard_promotion  # optax.adam
-@pytest.mark.parametrize(("change", "told"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(("change", "reported"), CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("steps", [4, 6], ids=["nothing left", "steps left"])
-def test_a_call_with_something_else_is_refused_and_says_what(train, change, told, steps):
+def test_a_call_with_something_else_is_refused_and_says_what(train, change, reported, steps):
     before = train()
-    with pytest.raises(RunMismatchError, match=rf"has a different run: {told}\n{WAY_OUT}"):
+    with pytest.raises(RunMismatchError, match=rf"has a different run: {reported}\n{WAY_OUT}"):
         train(**change, steps=steps)
     np.testing.assert_array_equal(train().params["w"], before.params["w"])  # nothing was changed
 
@@ -122,10 +122,10 @@ def test_nothing_left_to_do_is_told_once(train):
     train()
     assert not [line for line in train.lines if "nothing is left" in line]
     train()
-    told = [line for line in train.lines if "nothing is left" in line]
-    assert len(told) == 1
+    reported = [line for line in train.lines if "nothing is left" in line]
+    assert len(reported) == 1
     assert re.search(
-        r"has 4 steps already; pass more steps, overwrite=True .* another directory", told[0]
+        r"has 4 steps already; pass more steps, overwrite=True .* another directory", reported[0]
     )
 
 
@@ -134,7 +134,7 @@ def test_changes_can_be_accepted_and_are_told_and_kept(train):
     state = train(optimizer=ADAM(2e-3), steps=6, accept_changes=True)
     assert int(state.step) == 6
     assert any("is resumed with changes: the optimizer differs" in line for line in train.lines)
-    train(optimizer=ADAM(2e-3), steps=8)  # which is the run's own now
+    train(optimizer=ADAM(2e-3), steps=8)  # the run's optimizer from now on
     assert (train.directory / "run.1.json").exists()
     with pytest.raises(RunMismatchError, match="the optimizer differs"):
         train(optimizer=ADAM(1e-3), steps=9)
@@ -152,7 +152,7 @@ def test_overwrite_sets_the_old_run_aside_and_says_where(train, tmp_path):
     np.testing.assert_array_equal(old, first.params["w"])
     np.testing.assert_array_equal(new, second.params["w"])
     assert not np.array_equal(old, new)
-    assert (train.directory / "notes.txt").exists()  # it is not the run's
+    assert (train.directory / "notes.txt").exists()  # it is no file of the run
     train(optimizer=ADAM(0.2), overwrite=True)
     assert latest_checkpoint(tmp_path / "run.2") == tmp_path / "run.2" / "checkpoints" / "4"
 
@@ -193,7 +193,7 @@ def test_another_version_of_jax_is_no_difference(train):
     record["fingerprints"] = dict.fromkeys(record["fingerprints"], "of another jax")
     path.write_text(json.dumps(record))
     assert int(train(steps=6).step) == 6
-    with pytest.raises(RunMismatchError, match="the optimizer differs"):  # it was noted anew
+    with pytest.raises(RunMismatchError, match="the optimizer differs"):  # it was recorded again
         train(optimizer=ADAM(2e-3), steps=8)
 
 
@@ -224,7 +224,7 @@ def test_a_run_of_a_step_is_compared_too(pipeline, tmp_path):
     other = ftrain.make_step(loss_fn, ADAM(2e-3))
     with pytest.raises(RunMismatchError, match="the optimizer differs"):
         run(other, steps=4)
-    with pytest.raises(RunMismatchError, match="the step differs"):  # a function of one's own
+    with pytest.raises(RunMismatchError, match="the step differs"):  # a step not made by make_step
         run(lambda state, batch: other(state, batch), steps=4)
     with pytest.raises(RunMismatchError, match=r"clip_global_norm was None, now 1\.0"):
         run(ftrain.make_step(loss_fn, ADAM(1e-3), clip_global_norm=1.0), steps=4)
@@ -245,8 +245,14 @@ sys.path.insert(0, sys.argv[1])
 import ftrain
 from regression import init_params, loss_fn, make_arrays
 data = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays()), batch_size=8, seed=3)
-adam = ftrain.optimizers.adam(float(sys.argv[4]))
-ftrain.train(loss_fn, init_params(), data, optimizer=adam, steps=int(sys.argv[3]), directory=sys.argv[2])
+ftrain.train(
+    loss_fn,
+    init_params(),
+    data,
+    optimizer=ftrain.optimizers.adam(float(sys.argv[4])),
+    steps=int(sys.argv[3]),
+    directory=sys.argv[2],
+)
 """
 
 

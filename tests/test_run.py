@@ -94,14 +94,16 @@ def test_the_same_call_goes_on_where_it_stopped(pipeline, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"batch_size": 4}, "batch_size was 8, now 4"),
         ({"seed": 9}, "seed was 3"),
         ({"examples": 32}, "examples was 64"),
     ],
 )
-def test_going_on_with_other_data_is_refused_and_told_if_accepted(pipeline, tmp_path, change, told):
+def test_going_on_with_other_data_is_refused_and_told_if_accepted(
+    pipeline, tmp_path, change, reported
+):
     def run(data, steps, **options):
         options |= {"optimizer": MOMENTUM, "steps": steps, "directory": tmp_path, "hooks": [QUIET]}
         ftrain.train(loss_fn, init_params(), data, **options)
@@ -112,10 +114,10 @@ def test_going_on_with_other_data_is_refused_and_told_if_accepted(pipeline, tmp_
     other = ftrain.data.Pipeline(
         ftrain.data.ArraySource(make_arrays(options.pop("examples"))), **options
     )
-    with pytest.raises(ftrain.training.RunMismatchError, match=f"data: {told}"):
+    with pytest.raises(ftrain.training.RunMismatchError, match=f"data: {reported}"):
         run(other, 30)
     with pytest.warns(
-        UserWarning, match=f"resumes at step 20 with other data than it started with: {told}"
+        UserWarning, match=f"resumes at step 20 with other data than it started with: {reported}"
     ):
         run(other, 30, accept_changes=True)
 

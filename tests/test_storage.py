@@ -71,9 +71,8 @@ def test_an_error_that_tensorstore_wraps_is_found(tmp_path):
     with pytest.raises(OSError, match=f"{tmp_path}") as caught:
         raise_if_transient(wrapped, tmp_path)
     assert caught.value.errno == errno.EMFILE
-    raise_if_transient(
-        ValueError(f"os_error_code='{errno.ENOENT}'"), tmp_path
-    )  # a definite result, not an error
+    # A missing file is a definite result, not a transient error.
+    raise_if_transient(ValueError(f"os_error_code='{errno.ENOENT}'"), tmp_path)
 
 
 def test_only_what_is_missing_is_missing(tmp_path, monkeypatch):

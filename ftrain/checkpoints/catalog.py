@@ -1,8 +1,8 @@
-"""The catalog of a directory: which checkpoints there are, which is the latest, and which stay.
+"""The catalog of a directory: which checkpoints there are, which is the latest, which are kept.
 
 `checkpoints.json` lists the checkpoints in the order in which they were saved. `rotate` decides
-which of them stay; it is pure. A directory is renamed before it is deleted, so that half a
-checkpoint never stands under a step's name.
+which of them are kept; it is pure. A directory is renamed before it is deleted, so that a partly
+deleted checkpoint never has the name of a step.
 """
 
 import dataclasses

@@ -141,7 +141,7 @@ class CheckpointManager:
         return sorted(int(step) for step in found if step.isdecimal())
 
     def suspects(self) -> list[int]:
-        """Return the steps that were put aside because of non-finite leaves."""
+        """Return the steps that were set aside because of non-finite leaves."""
         names = retry(lambda: list_names(self.directory))
         found = {name.removesuffix(SUSPECT) for name in names if name.endswith(SUSPECT)}
         return sorted(int(step) for step in found if step.isdecimal())
@@ -174,7 +174,7 @@ class CheckpointManager:
             overwrite=overwrite,
             damaged=self._damaged,
         )
-        self._damaged.clear()  # the writer has moved them aside
+        self._damaged.clear()  # the writer has set them aside
         if not self._entered:
             self.wait()
 

@@ -50,7 +50,7 @@ _FLOAT = "$float"  # {"$float": "inf"} stands for a number that JSON cannot expr
 def _check_file_name(name: str) -> str:
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
-        raise ValueError(f"file {name!r} is not inside of the checkpoint")
+        raise ValueError(f"file {name!r} is not inside the checkpoint")
     if max(len(os.fsencode(part)) for part in parts) > _MAX_NAME_BYTES:
         raise ValueError(f"file {name[:40]!r}... has a name of more than {_MAX_NAME_BYTES} bytes")
     return name
@@ -199,7 +199,7 @@ def find_wrong_checksums(
 
 
 def has_saved_values(value: np.ndarray, leaf: Leaf) -> bool:
-    """Return True if a whole leaf has the values that were saved."""
+    """Return True if the digests of `value` are those saved for the leaf."""
     whole = format_index(whole_index(leaf.shape), leaf.shape)
     return all(
         digest_of(value if index == whole else value[parse_index(index)]) == digest
@@ -292,7 +292,7 @@ def _must_have_manifest(directory: Path) -> bool:
 
 
 def _covers(leaf: Leaf) -> bool:
-    """Return True if the pieces of a leaf are inside of it and have its size in total."""
+    """Return True if the pieces of a leaf are inside it and have its size in total."""
     if 0 in leaf.shape:
         return True
     size = 0

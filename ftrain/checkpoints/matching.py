@@ -20,7 +20,10 @@ _WAY_OUT = (
 
 
 class ShapedLeaf(Protocol):
-    """The shape and dtype of a leaf, in a tree or on disk; `key` if it is a random key."""
+    """A leaf with a shape and a dtype, in a tree or on disk.
+
+    One that holds a random key also has an attribute `key`, the implementation of it.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -88,7 +88,7 @@ def max_leaf_bytes() -> tuple[int, str]:
             f"the memory of this machine; set {MAX_LEAF_BYTES} to change it",
         )
     if not value.isdecimal() or int(value) == 0:
-        raise CheckpointError(f"{MAX_LEAF_BYTES} is {value!r}, expected a number of bytes above 0")
+        raise CheckpointError(f"{MAX_LEAF_BYTES} is {value!r}, expected an integer > 0 (bytes)")
     return int(value), MAX_LEAF_BYTES
 
 
@@ -178,7 +178,7 @@ def open_leaves(directory: Path, specs: Specs, names: Iterable[str]) -> dict[str
 
 
 def _tree_directory(directory: Path) -> Path:
-    """Return the directory that holds the tree: one inside of the checkpoint, or itself."""
+    """Return the directory that holds the tree: one inside the checkpoint, or itself."""
     if not is_directory(directory):
         raise CheckpointError(f"{directory} is not a checkpoint: there is no such directory")
     candidates = [directory / _METADATA, *_inner_metadata(directory)]
@@ -194,7 +194,7 @@ def _tree_directory(directory: Path) -> Path:
 
 
 def _inner_metadata(directory: Path) -> list[Path]:
-    """Return the metadata of trees inside of a checkpoint; a number names another checkpoint."""
+    """Return the metadata of trees inside a checkpoint; a number names another checkpoint."""
     paths = [directory / name / _METADATA for name in list_names(directory) if not name.isdecimal()]
     return [path for path in paths if exists(path)]
 
@@ -204,7 +204,7 @@ def _location(home: Path, key: str, is_database: bool) -> dict[str, Any]:
     if is_database:
         return {"kvstore": {"driver": "ocdbt", "base": base, "path": f"{key}/"}}
     if "/" in key or key.startswith(".."):
-        raise ValueError(f"leaf {key} is not inside of the checkpoint")
+        raise ValueError(f"leaf {key} is not inside the checkpoint")
     return {"kvstore": {"driver": "file", "path": f"{home}/{key}/"}}
 
 

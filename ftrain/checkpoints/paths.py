@@ -146,7 +146,7 @@ def describe_path(path: Path) -> str:
 
 
 def checkpoint_directory(path: str | Path) -> Path:
-    """Return the directory of checkpoints, given itself or the directory of its run."""
+    """Return the directory of checkpoints for a path that is one, or that is a run directory."""
     path = local_path(path)
     inner = path / CHECKPOINTS
     return inner if is_directory(inner) and not numbered_steps(path) else path

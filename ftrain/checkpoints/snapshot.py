@@ -1,7 +1,6 @@
 """Snapshots: the values of a tree at one moment, for a thread that writes them; their digests."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -159,11 +158,12 @@ def _check(tree: Tree) -> None:
             raise CheckpointError(
                 f"leaf {name!r} has an empty part in its name, which cannot be stored; rename a key"
             )
-    on_disk = Counter(name.replace("/", ".") for name, _ in leaves)  # Orbax joins keys by dots
+    on_disk: dict[str, str] = {}  # Orbax joins keys by dots
     for name, _ in leaves:
-        if on_disk[name.replace("/", ".")] > 1:
+        other = on_disk.setdefault(name.replace("/", "."), name)
+        if other is not name:
             raise CheckpointError(
-                f"leaf {name} has the same name on disk as another leaf, "
+                f"leaves {other} and {name} have the same name on disk, "
                 "because of a '/' or '.' in a key; rename a key"
             )
 

@@ -276,7 +276,7 @@ def _check_loadable(name: str, leaves: Mapping[str, Any], argument: str) -> None
     dtype = as_array(leaves[name]).dtype
     if not kind_of(dtype):
         raise CheckpointError(
-            f"{argument}: leaf {name} is {dtype}; only numbers are loaded, and no random keys"
+            f"{argument}: leaf {name} is {dtype}, expected a dtype of numbers; leave it out"
         )
 
 

@@ -105,7 +105,7 @@ class Writer:
     ) -> None:
         """Start to write a checkpoint in the background.
 
-        `damaged` steps are moved aside first, or they would count among the newest.
+        `damaged` steps are set aside first, or they would count among the newest.
         """
         self._directory = directory
         finite_metrics = _select_finite(metrics)
@@ -199,7 +199,7 @@ class Writer:
             return []
         named = ", ".join(nonfinite[:3]) + (", ..." if len(nonfinite) > 3 else "")
         path = self._directory / f"{step}{SUSPECT}"
-        why = "it was put aside and is not the latest (allow_nonfinite lists leaves to ignore)"
+        why = "it was set aside and is not the latest (allow_nonfinite lists leaves to ignore)"
         return [f"{path} has non-finite leaves: {named}; {why}"]
 
     def _as_save_error(self, step: int, error: Exception) -> SaveError:

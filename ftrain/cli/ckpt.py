@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _ASIDE = re.compile(r"(\d+)\.(saving|suspect|damaged|incomplete)(.*)")
 _ASIDE_MEANING = {
     "saving": "being saved, or never finished",
-    "suspect": "put aside: non-finite",
-    "damaged": "put aside: damaged",
-    "incomplete": "put aside: never finished",
+    "suspect": "set aside: non-finite",
+    "damaged": "set aside: damaged",
+    "incomplete": "set aside: never finished",
 }
 
 
@@ -91,7 +91,7 @@ def verify(checkpoint: Checkpoint) -> None:
 
 
 def _selected(path: Path) -> list[Path]:
-    """Return the checkpoint, or all of a directory with those put aside as suspect."""
+    """Return the checkpoint, or all of a directory with those set aside as suspect."""
     from ftrain.checkpoints.catalog import numbered_steps
     from ftrain.checkpoints.paths import checkpoint_directory, find_checkpoint
 
@@ -222,7 +222,7 @@ def _split(run: Path, steps: list[str] | None) -> tuple[Path, list[str]]:
 
 
 def _is_aside(step: str) -> bool:
-    """True for the name of a checkpoint that was put aside, such as 400.suspect."""
+    """True for the name of a checkpoint that was set aside, such as 400.suspect."""
     is_numbered = step.partition(".")[0].isdecimal()
     return is_numbered and not step.isdecimal() and "/" not in step
 

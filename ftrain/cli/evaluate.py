@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ftrain.cli.arguments import StepOption, parse_step
-from ftrain.paths import local_path
+from ftrain.paths import RUN_CONFIG, RUN_LOCK, local_path
 from ftrain.storage import exists
 
 
@@ -30,7 +30,6 @@ def evaluate(
     """Evaluate a checkpoint of a run, or follow a run and evaluate all of them."""
     from ftrain.checkpoints import is_held
     from ftrain.config import ConfigError, open_run
-    from ftrain.config.run_directory import LOCK
     from ftrain.evaluation import evaluate_checkpoints
     from ftrain.hooks.console import format_values
     from ftrain.training import use_compilation_cache
@@ -58,7 +57,7 @@ def evaluate(
         write_to=run / "eval",
         last_step=job.steps,
         timeout=timeout,
-        stop=lambda: not is_held(run / LOCK),
+        stop=lambda: not is_held(run / RUN_LOCK),
     )
     for number, measured in evaluated:
         typer.echo(f"step {number}: {format_values(measured)}")
@@ -66,8 +65,6 @@ def evaluate(
 
 def _wait_for_run(run: Path, timeout: float | None) -> None:
     """Wait until a run has begun in a directory, at most `timeout` seconds; by default 60."""
-    from ftrain.config.load import RUN_CONFIG
-
     deadline = time.monotonic() + (60.0 if timeout is None else timeout)
     while not exists(run / RUN_CONFIG) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -50,7 +50,7 @@ CODES = {
     "ftrain.formats.examples.features.SpecError": USER_ERROR,
     "ftrain.formats.records.encoding.DamagedRecordError": 1,
     "ftrain.formats.tables.TableError": USER_ERROR,
-    "ftrain.hooks.stopping.NotFiniteError": 1,
+    "ftrain.hooks.stopping.NonFiniteError": 1,
     "ftrain.training.step_metrics.UnknownMetricError": USER_ERROR,
     "ftrain.training.recovery.NotReadyError": 1,
 }

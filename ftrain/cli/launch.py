@@ -66,7 +66,8 @@ def launch(
     count = _check_processes(processes, processes_after_failure)
     if not 0 < hang_timeout < math.inf:
         raise typer.BadParameter(
-            f"must be above 0 seconds, got {hang_timeout:g}", param_hint="--hang-timeout"
+            f"must be a finite number of seconds > 0, got {hang_timeout:g}",
+            param_hint="--hang-timeout",
         )
     _check_faults(inject, count)
     _check_host(host)

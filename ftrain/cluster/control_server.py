@@ -250,7 +250,7 @@ class ControlServer:
                 _send(self._members[index], gathering.timeout_message)
 
     def _vote(self) -> None:
-        """Vote on one proposal at a time: all processes hold and send their steps."""
+        """Start the next vote, for which all processes send their steps, or announce its result."""
         if self._ballot is None and self._proposals:
             self._ballot = _Ballot(self._proposals.pop(0))
             self._send_all({"hold": True})

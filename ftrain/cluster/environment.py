@@ -292,7 +292,7 @@ def _read_slurm(environ: Environment) -> Membership:
 
 
 def _tasks_per_node(text: str, variable: str, nodes: int) -> list[int]:
-    """[2, 2, 2, 1] for "2(x3),1"."""
+    """Expand SLURM's tasks per node: "2(x3),1" becomes [2, 2, 2, 1]."""
     groups = [
         re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", group) for group in text.split(",")
     ]
@@ -304,7 +304,8 @@ def _tasks_per_node(text: str, variable: str, nodes: int) -> list[int]:
         )
     if found != nodes:
         raise ValueError(
-            f"{variable} is {_short(text)}, for {found} nodes, but the node list has {nodes}"
+            f"{variable} is {_short(text)}, which is for {found} nodes, but the node list has "
+            f"{nodes}; set both as SLURM does, or set FTRAIN_CLUSTER"
         )
     return [tasks for tasks, times in pairs for _ in range(times)]
 

@@ -103,7 +103,7 @@ def split_batch(batch_size: int, mesh: Mesh | Mapping[str, int]) -> int:
 
 
 def batch_shard(mesh: Mesh) -> tuple[int, int]:
-    """Return the slice of every batch that this process holds, and the number of slices.
+    """Return the index of this process's slice of every batch, and the number of slices.
 
     Processes that share a model axis hold the same slice.
     """

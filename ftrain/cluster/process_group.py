@@ -297,7 +297,7 @@ class Probe(NamedTuple):
 
 
 def write_probe(directory: Path) -> Probe:
-    """Write a file with a random name; `remove_probe` removes it."""
+    """Write a file with a random name to `directory`; the probe has the error if that fails."""
     name = _PROBE_PREFIX + secrets.token_hex(8)
     try:
         directory.mkdir(parents=True, exist_ok=True)

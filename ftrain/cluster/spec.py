@@ -97,7 +97,8 @@ class ClusterSpec:
         for index, address in tasks.items():
             if index < -len(addresses):
                 raise IndexError(
-                    f"job {job!r} has a task {index}, which no list can hold; use task_address()"
+                    f"job {job!r} has the task index {index}, before the start of its list of "
+                    f"{len(addresses)}; use task_address()"
                 )
             addresses[index] = address  # a negative index counts from the end, as in TensorFlow 1
         return addresses
@@ -246,8 +247,8 @@ def _jobs_of_definition(definition: list[dict[str, Any]]) -> dict[str, Any]:
     for number, job in enumerate(definition):
         if unknown := job.keys() - {"name", "tasks"}:
             raise ValueError(
-                f"job[{number}] of the ClusterDef has {sorted(unknown, key=str)}; "
-                "expected name and tasks"
+                f"job[{number}] of the ClusterDef has unknown keys {sorted(unknown, key=str)}; "
+                "expected only name and tasks"
             )
         name = job.get("name", "")
         tasks = job.get("tasks", {})

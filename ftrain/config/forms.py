@@ -25,7 +25,7 @@ from ftrain.schedules import Schedule
 
 @dataclass(frozen=True)
 class Plain:
-    """Values of TOML's own types, of a Literal, or of a union of these."""
+    """The form of scalars of TOML, Literals, and unions of them."""
 
     type: Any
 

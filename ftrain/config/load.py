@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftrain.paths import PathError, expanded
+from ftrain.paths import RUN_CONFIG, PathError, expanded
 from ftrain.storage import raise_if_transient, retry
 
 Table = dict[str, Any]
-RUN_CONFIG = "config.toml"  # the resolved config in the directory of a run
 EXTENDS = "extends"  # the key that names the base of a config
 _RENAMED_HOOKS = {"Ledger": "DigestLog"}
 _RENAMED_KEYS = (  # table, old key, new key

@@ -7,8 +7,9 @@ import jax
 
 from ftrain.cluster.mesh import AXES, sizes
 from ftrain.config.build import Job, build
-from ftrain.config.load import RUN_CONFIG, ConfigError, load
+from ftrain.config.load import ConfigError, load
 from ftrain.config.plan import Plan, plan
+from ftrain.paths import RUN_CONFIG
 from ftrain.storage import exists
 
 

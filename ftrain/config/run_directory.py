@@ -12,12 +12,12 @@ import tomli_w
 
 from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.config.load import RUN_CONFIG, ConfigError, Table, load, read_toml
+from ftrain.config.load import ConfigError, Table, load, read_toml
 from ftrain.config.plan import plan
 from ftrain.launching.protocol import LAUNCHER
+from ftrain.paths import RUN_CONFIG, RUN_LOCK
 from ftrain.storage import exists, is_transient, list_names, replacing, retry
 
-LOCK = "run.lock"
 # Keys that may change when a run resumes: they do not change its numbers.
 _NEUTRAL = ("run.directory", "data.threads", "data.workers", "mesh.", "sharding.", "cluster.")
 
@@ -30,8 +30,8 @@ def claim(directory: Path, resolved: Table, *, accept_changes: bool = False) -> 
     """
     with _writing_to(directory):
         retry(lambda: (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True))
-        before = retry(lambda: _read_lock(directory / LOCK))
-        lock = hold(directory / LOCK, f"run.directory: {directory} is in use")
+        before = retry(lambda: _read_lock(directory / RUN_LOCK))
+        lock = hold(directory / RUN_LOCK, f"run.directory: {directory} is in use")
         try:
             lock.write(_launcher_line(before, directory))
             lock.flush()

@@ -157,7 +157,7 @@ class Bucketed:
         return self._bounds[self._place(step)[0]]
 
     def is_whole(self, count: int) -> bool:
-        """Return True if all last batches divide by `count`, provided that full ones do."""
+        """Return True if the size of every incomplete last batch is a multiple of `count`."""
         return all(self._remainder(bucket) % count == 0 for bucket in self._unfilled)
 
     def _batch(self, step: int) -> np.ndarray:
@@ -269,7 +269,10 @@ def check_pads(pads: Mapping[str, Pad]) -> None:
         if not isinstance(pad, Pad):
             raise TypeError(f"pad={{{name!r}: {pad!r}}} is not a Pad; write Pad({pad!r})")
         if pad.lengths in pads:
-            raise ValueError(f"the lengths of {name} would replace the feature {pad.lengths}")
+            raise ValueError(
+                f"the lengths of {name} would replace the feature {pad.lengths}; "
+                "choose another name: Pad(lengths=...)"
+            )
 
 
 def pad_batch(

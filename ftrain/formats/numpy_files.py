@@ -287,7 +287,8 @@ def _read_rows(path: Path, columns: Sequence[_ArrayReader]) -> Iterator[Row]:
     size = sum(column.entry_bytes for column in columns)
     if not size and length > _MAX_EMPTY:
         raise TableError(
-            f"{path}: its {length} entries take no bytes; at most {_MAX_EMPTY} are supported"
+            f"{path} has {length} entries of 0 elements each, expected at most {_MAX_EMPTY} of "
+            "them; remove the empty arrays"
         )
     chunk = max(_CHUNK // (size + len(columns)), 1)
     for start in range(0, length, chunk):

@@ -148,7 +148,7 @@ def _read_block(data: bytes, offset: int, size: int) -> bytes:
     limit = len(data) - _FOOTER_SIZE
     if end + _TRAILER.size > limit:
         raise DamagedTableError(
-            f"a block at byte {offset} of {size} bytes does not end before the footer at {limit}"
+            f"the block of {size} bytes at byte {offset} runs into the footer at byte {limit}"
         )
     compression, checksum = _TRAILER.unpack_from(data, end)
     if checksum != masked_crc(data[offset : end + 1]):

@@ -270,7 +270,9 @@ def _check_room(spans: Sequence[_Span]) -> None:
 def _read_tensor(entry: BundleEntry, span: _Span, verify: bool) -> np.ndarray:
     data = np.fromfile(span.path, np.uint8, span.size, offset=span.offset)
     if len(data) != span.size:
-        raise ValueError(f"{span.path} was cut short while it was read")
+        raise ValueError(
+            f"{span.path} became shorter while it was read: got {len(data)} of {span.size} bytes"
+        )
     if entry.dtype == "string":
         tensor, crc = _split_strings(data.tobytes(), math.prod(entry.shape), verify)
     else:

@@ -6,7 +6,7 @@ from ftrain.hooks.console import LogFile, Logging, ProgressBar
 from ftrain.hooks.diagnostics import CrashBundle, DataFingerprint, DigestLog
 from ftrain.hooks.faults import Faults
 from ftrain.hooks.profiling import Profiler
-from ftrain.hooks.stopping import NotFiniteError, StopAtStep, StopOnNaN, StopWhen
+from ftrain.hooks.stopping import NonFiniteError, StopAtStep, StopOnNaN, StopWhen
 from ftrain.hooks.summary import StepCounter, SummarySaver
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "FinalOps",
     "LogFile",
     "Logging",
-    "NotFiniteError",
+    "NonFiniteError",
     "Profiler",
     "ProgressBar",
     "SaveListener",

@@ -14,7 +14,7 @@ from ftrain.training.stopping import DATA_ENDED
 WATCHED = ("loss", "gradient_norm")  # metrics that StopOnNaN watches by default
 
 
-class NotFiniteError(RuntimeError):
+class NonFiniteError(RuntimeError):
     """A metric became NaN or infinite at `step`."""
 
     retryable = False  # a restart would repeat the same steps
@@ -176,7 +176,7 @@ class StopWhen(Hook):
 
 
 class StopOnNaN(Hook):
-    """Raise NotFiniteError, or stop, when a metric becomes NaN or infinite at any step.
+    """Raise NonFiniteError, or stop, when a metric becomes NaN or infinite at any step.
 
     By default it watches `loss` and `gradient_norm`; of a step that has neither, all metrics except
     `learning_rate`, where NaN means unknown. A name in `metrics` that the step does not have is an
@@ -253,7 +253,7 @@ class StopOnNaN(Hook):
             self._report.notice(f"stopping: {found}{where}")
             self._report.stop(found + where)
             return
-        raise NotFiniteError(
+        raise NonFiniteError(
             f"{found}; neither this step nor later ones are saved.{where}\n"
             "A smaller learning rate may help, or clip_global_norm, or a guard; "
             "StopOnNaN(locate=True) finds where it began",

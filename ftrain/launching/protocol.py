@@ -101,8 +101,8 @@ def encode(message: Message) -> bytes:
 def decode(line: bytes) -> Message | None:
     """Return the message of a line, or None if it is not a message.
 
-    >>> decode(b'{"failed": "NotFiniteError", "message": "loss is nan", "retry": false}')
-    Failed(kind='NotFiniteError', message='loss is nan', retry=False, because=None)
+    >>> decode(b'{"failed": "NonFiniteError", "message": "loss is nan", "retry": false}')
+    Failed(kind='NonFiniteError', message='loss is nan', retry=False, because=None)
     """
     try:
         fields = json.loads(line)

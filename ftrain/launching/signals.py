@@ -87,7 +87,7 @@ def listen(
 ) -> Iterator[Mailbox]:
     """Like `open_mailbox`, but a thread reads the mailbox and calls `on_first`, then `on_second`.
 
-    The main thread could not: it may be compiling, or waiting for a device, for a long time.
+    A thread is needed because the main thread may be compiling or waiting for a device.
     """
     receiver, sender = socket.socketpair()
     with receiver:

@@ -82,7 +82,7 @@ TABLE: dict[str, Counterpart] = {
         "ftrain.hooks.StopOnNaN",
         note="every step, without a wait; infinities count; action='stop' does not raise",
     ),
-    "tf.train.NanLossDuringTrainingError": to("ftrain.hooks.NotFiniteError"),
+    "tf.train.NanLossDuringTrainingError": to("ftrain.hooks.NonFiniteError"),
     "tf.train.SummarySaverHook": to(
         "ftrain.hooks.SummarySaver", note="the last step is written too"
     ),

@@ -78,7 +78,7 @@ class Consensus:
                 return
         self._propose(proposal)
 
-    def go_on(self, count: int) -> bool:
+    def agree_to_continue(self, count: int) -> bool:
         """Return whether to take the step after `count`; waits for a pending decision."""
         with self._changed:
             self._wait()

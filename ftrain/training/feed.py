@@ -18,7 +18,7 @@ from ftrain.data import Pipeline
 from ftrain.data.shapes import ShapeWatch
 from ftrain.training.consensus import Consensus
 from ftrain.training.fusion import gaps
-from ftrain.training.hook import Hook, Report, feed_batch
+from ftrain.training.hook import Hook, Report, change_batch
 from ftrain.training.loss import Batch
 from ftrain.training.pieces import Piece, Put, prefetch_pieces, stack
 from ftrain.training.replica_reduction import CONTRIBUTES
@@ -130,7 +130,7 @@ class Feed:
 
     def change(self, piece: Piece, step: int, hooks: Sequence[Hook], report: Report) -> Piece:
         """Return the input of the step after `step` with the entries that `hooks` put into it."""
-        batch = feed_batch(hooks, report, piece.batch)
+        batch = change_batch(hooks, report, piece.batch)
         if not self._is_alone:  # each process feeds its part of an entry
             batch = {
                 name: leaf if isinstance(leaf, jax.Array) else self._put(leaf, 1)

@@ -119,7 +119,7 @@ class Fuser:
         self._piece = None
         return changes
 
-    def is_due(self) -> bool:
+    def count_step(self) -> bool:
         """Count a single step; return whether to call `explore` after it."""
         self._steps += 1
         return self._steps in self._marks or self._compiled.done()
@@ -255,7 +255,7 @@ def compare(program: CompiledStep, state: TrainState, piece: Piece, length: int)
 
 
 class Taken(NamedTuple):
-    """The result of some steps: the bytes of the leaves of the state, the metrics, and seconds."""
+    """The result of timed steps: the bytes of the leaves of the state, the metrics, and seconds."""
 
     state: dict[str, bytes]
     metrics: bytes

@@ -283,7 +283,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
             )
 
 
-def feed_batch(hooks: Sequence[Hook], report: Report, batch: Batch) -> Batch:
+def change_batch(hooks: Sequence[Hook], report: Report, batch: Batch) -> Batch:
     """Return the batch with the entries that hooks put into it."""
     fed: dict[str, Any] = {}
     for hook in hooks:

@@ -210,7 +210,8 @@ class HookDispatch:
 
     def listen(self, **listeners: Listener | None) -> None:
         """Add functions of the hook that is being called."""
-        assert self._calling is not None
+        if self._calling is None:
+            raise RuntimeError("report.listen must be called in `begin` of a hook")
         for event, listener in listeners.items():
             if listener is not None:
                 self._listeners.setdefault(event, []).append((self._calling, listener))
@@ -300,10 +301,12 @@ class HookDispatch:
             self.timing.add(type(hook).__name__, clock() - started)
         if not call.due:
             return
-        waiting = list(call.due)
-        report = self._report(call.metrics, self._position.state, waiting, call.piece.examples)
+        # The report keeps this list: hooks that are still to be called read what is published from
+        # the report; those that were called receive it by `listen(published=...)`.
+        uncalled = list(call.due)
+        report = self._report(call.metrics, self._position.state, uncalled, call.piece.examples)
         for hook in call.due:
-            self._calling = waiting.pop(0)
+            self._calling = uncalled.pop(0)
             with self.timing.measure(type(hook).__name__):
                 hook.after_step(report)
         self._calling = None

@@ -105,7 +105,7 @@ class Loop:
             straggler_timeout,
             self._stopping,
         )
-        self._feeders = [hook for hook in self.hooks if hook.changes_batch]
+        self._batch_hooks = [hook for hook in self.hooks if hook.changes_batch]
         self._start_point = StartPoint(state, scaffold, self.hooks, mesh, options.get("sharding"))
         self._schedule = HookSchedule(self.hooks)
         replayer = Replayer(
@@ -113,7 +113,7 @@ class Loop:
             self._compiled,
             data,
             self._start_point.state,
-            batches_change=bool(self._feeders),
+            batches_change=bool(self._batch_hooks),
             is_alone=self._consensus is None,
         )
         self._hook_calls = HookDispatch(
@@ -160,7 +160,7 @@ class Loop:
 
     def should_stop(self) -> bool:
         """Return whether the newest step was the last one."""
-        return self._stopping.is_due(self.steps_taken)
+        return self._stopping.finish_if_due(self.steps_taken)
 
     def request_stop(self, reason: str = "requested") -> None:
         """Stop before the next step or, with other processes, at the next step they agree on.
@@ -180,7 +180,7 @@ class Loop:
     def advance(self) -> None:
         """Dispatch steps, fused if possible, at most up to the next one at which a hook is due."""
         self._guarded(lambda: self._take(self._schedule.next_step - self.steps_taken))
-        if not self._fuser.is_decided and self.stop_reason is None and self._fuser.is_due():
+        if not self._fuser.is_decided and self.stop_reason is None and self._fuser.count_step():
             self._guarded(lambda: self._fuser.explore(self._position, self._hook_calls))
 
     def __enter__(self) -> Self:
@@ -272,8 +272,8 @@ class Loop:
         self._fuser.begin(triggers, position.step)
         if isinstance(self._data, Iterator) and self._fuse == "auto":
             self._fuser.give_up()  # it may wait for steps to be taken, before it has more batches
-        if self._feeders and self._fuser.give_up():
-            names = ", ".join(type(hook).__name__ for hook in self._feeders)
+        if self._batch_hooks and self._fuser.give_up():
+            names = ", ".join(type(hook).__name__ for hook in self._batch_hooks)
             self._hook_calls.notice(
                 f"steps are not fused: before each of them a hook changes the batch ({names})"
             )
@@ -292,11 +292,11 @@ class Loop:
         state = self.state
         piece = self._feed.take(step, limit, self._fuser.kind, self._fuser.length)
         self.timing.data += clock() - started
-        if self._consensus is not None and not self._consensus.go_on(step):
+        if self._consensus is not None and not self._consensus.agree_to_continue(step):
             self._feed.give_back([piece])
             return self._stopping.hear(step)
-        if self._feeders:
-            piece = self._feed.change(piece, step, self._feeders, self.report())
+        if self._batch_hooks:
+            piece = self._feed.change(piece, step, self._batch_hooks, self.report())
         position = self._position
         position.piece = piece
         position.dispatching = step + 1

@@ -27,7 +27,7 @@ Objective = Callable[..., Any]
 
 
 def make_objective(loss_fn: LossFunction) -> Objective:
-    """`loss_fn` in one form: it always takes and returns the model state, and returns metrics."""
+    """Wrap `loss_fn`: the result always takes and returns a model state, and returns metrics."""
 
     def objective(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
         result = call_loss(loss_fn, params, batch, rng, model_state)

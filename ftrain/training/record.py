@@ -24,7 +24,6 @@ from ftrain.training.step import Step, TrainStep
 from ftrain.tree import Tree
 
 NAME = "run.json"
-CONFIG = "config.toml"  # in a directory that has one, the command line compares configs instead
 _LIBRARIES = ("ftrain", "jax", "optax", "flax", "equinox", "dm-haiku")
 _OF_A_RUN = re.compile(  # the names of files that a run writes
     r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|"

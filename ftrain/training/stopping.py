@@ -41,7 +41,7 @@ class Stopping:
             self._is_final = True
         return None
 
-    def is_due(self, step: int) -> bool:
+    def finish_if_due(self, step: int) -> bool:
         """Return whether `step` was the last one; if so, no further step may be taken."""
         if self._coordinator.should_stop():
             self.ask("requested by a thread")

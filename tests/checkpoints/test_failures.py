@@ -68,7 +68,7 @@ def test_25_kills_inside_of_saves_lose_nothing_that_was_saved(tmp_path, seed):
             assert latest >= max(saved, default=0)
             restored = manager.restore(like=like(), step=latest)
             assert all((restored[f"leaf{n}"] == latest * 100 + n).all() for n in range(10))
-    assert inside >= 5, "too few of the kills were inside of a save"
+    assert inside >= 5, "too few of the kills were during a save"
 
 
 def in_process(code: str, *arguments: str | Path) -> subprocess.CompletedProcess:

@@ -206,11 +206,12 @@ def test_keys_and_leaves_that_are_no_numbers_cannot_be_named(name):
     module = Module(Layer(jnp.zeros(2), jnp.zeros(1)), jax.nn.relu, jax.random.key(3))
     checkpoint = Memory(rng=np.zeros(2, np.uint32), activation=floats(0))
     with pytest.raises(
-        CheckpointError, match=rf"assignment_map: leaf {name} is .*; only numbers are loaded"
+        CheckpointError, match=rf"assignment_map: leaf {name} is .*, expected a dtype of numbers"
     ):
         init_from_checkpoint(module, checkpoint, {name: name})
     with pytest.raises(
-        CheckpointError, match=rf"vars_to_warm_start: leaf {name} is .*; only numbers are loaded"
+        CheckpointError,
+        match=rf"vars_to_warm_start: leaf {name} is .*, expected a dtype of numbers",
     ):
         warm_start(module, checkpoint, vars_to_warm_start=[name])
 

@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_read_is_not_damaged(directory, monkeypatch, name,
                     look(directory / "2")
     np.testing.assert_array_equal(
         manager.restore(like=TREE)["w"], TREE["w"] + 1
-    )  # nothing was put aside
+    )  # nothing was set aside
 
 
 def test_a_part_of_a_checkpoint_that_cannot_be_listed_is_not_missing(directory, monkeypatch):

@@ -194,7 +194,7 @@ def test_keys_of_every_kind_come_back(manager):
     "keys", [{"a.b": 1, "a": {"b": 2}}, {"a/b": 1, "a": {"b": 2}}, {"a/b": 1, "a.b": 2}]
 )
 def test_leaves_that_would_share_a_name_on_disk_are_refused(manager, keys):
-    with pytest.raises(CheckpointError, match="has the same name on disk as another"):
+    with pytest.raises(CheckpointError, match="have the same name on disk"):
         manager.save(1, jax.tree.map(jnp.float32, keys))
 
 
@@ -295,7 +295,7 @@ def test_a_state_that_is_not_finite_is_put_aside(manager):
     for step, bad in ((2, jnp.nan), (3, jnp.inf)):
         manager.save(step, tree(1.0) | {"head": [jnp.array([1.0, bad])]})
         with pytest.warns(
-            UserWarning, match=rf"{step}\.suspect has non-finite leaves: head/0; it was put aside"
+            UserWarning, match=rf"{step}\.suspect has non-finite leaves: head/0; it was set aside"
         ):
             manager.wait()
     assert manager.steps() == [1]

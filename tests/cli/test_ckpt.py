@@ -38,7 +38,7 @@ def test_list_shows_what_is_there_and_why(home):
     assert [line.split()[0] for line in lines] == ["step", "100", "200", "300", "400.suspect"]
     assert "0.01" in lines[1]
     assert "latest, newest" in lines[3]
-    assert "put aside: non-finite" in lines[4]
+    assert "set aside: non-finite" in lines[4]
 
 
 def test_show_gives_every_leaf_with_its_figures(home):

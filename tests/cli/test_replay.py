@@ -30,7 +30,7 @@ def test_a_nan_is_kept_and_can_be_seen_again(tmp_path, fuse):
     replayed = run("replay", home)
     assert replayed.returncode == 0, replayed.stderr
     lines = replayed.stdout.splitlines()
-    assert lines[0].startswith("step 8 failed: NotFiniteError: gradient_norm is nan at step 8")
+    assert lines[0].startswith("step 8 failed: NonFiniteError: gradient_norm is nan at step 8")
     assert "first non-finite: gradients/count (nan)" in lines
 
     slowly = run("replay", home, "--step", "8", "--no-jit")

@@ -99,12 +99,13 @@ def run_group(
         if index not in missing:
             processes.append(_start(*words, FTRAIN_CLUSTER=json.dumps(cluster)))
     try:
-        told = [process.communicate(timeout=LIMIT) for process in processes]
+        reported = [process.communicate(timeout=LIMIT) for process in processes]
     finally:
         for process in processes:
             process.kill()
     return [
-        (process.returncode, out, err) for process, (out, err) in zip(processes, told, strict=True)
+        (process.returncode, out, err)
+        for process, (out, err) in zip(processes, reported, strict=True)
     ]
 
 

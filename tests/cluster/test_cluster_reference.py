@@ -53,13 +53,13 @@ def outcome(call, *arguments):
         return {"error": type(error).__name__, "message": str(error)}
 
 
-def check(found, wanted):
-    if "error" not in wanted:
-        assert found == {"value": wanted["value"]}
+def check(found, expected):
+    if "error" not in expected:
+        assert found == {"value": expected["value"]}
         return
-    assert found.get("error") == wanted["error"]
-    if wanted["message"].startswith(DELIBERATE):
-        assert found["message"] == wanted["message"]
+    assert found.get("error") == expected["error"]
+    if expected["message"].startswith(DELIBERATE):
+        assert found["message"] == expected["message"]
 
 
 def test_no_case_is_left_out():
@@ -74,18 +74,18 @@ def test_the_same_arguments_are_refused(case):
 @pytest.mark.parametrize("case", [case for case in SPECS if "value" in case], ids=name_of)
 def test_a_spec_answers_the_same(case):
     spec = ClusterSpec(argument_of(case))
-    wanted = case["value"]
-    check(outcome(spec.as_dict), wanted["as_dict"])
-    assert spec.jobs == wanted["jobs"]
-    assert bool(spec) == wanted["bool"]
-    assert spec.as_cluster_def_text() == wanted["as_cluster_def_text"]
-    assert set(spec.jobs) == set(wanted["jobs_detail"])
-    for job, detail in wanted["jobs_detail"].items():
+    expected = case["value"]
+    check(outcome(spec.as_dict), expected["as_dict"])
+    assert spec.jobs == expected["jobs"]
+    assert bool(spec) == expected["bool"]
+    assert spec.as_cluster_def_text() == expected["as_cluster_def_text"]
+    assert set(spec.jobs) == set(expected["jobs_detail"])
+    for job, detail in expected["jobs_detail"].items():
         for method in ("num_tasks", "task_indices", "job_tasks"):
             check(outcome(getattr(spec, method), job), detail[method])
         for index, answer in detail["task_address"].items():
             check(outcome(spec.task_address, job, int(index)), answer)
-    for method, answer in wanted["unknown_job"].items():
+    for method, answer in expected["unknown_job"].items():
         check(
             outcome(getattr(spec, method), "nobody", *([0] if method == "task_address" else [])),
             answer,

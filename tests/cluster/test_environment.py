@@ -190,9 +190,8 @@ def test_tf_config():
     assert found_in({"TF_CONFIG": config}) == Membership(
         ClusterSpec(cluster), "worker", 1, "TF_CONFIG"
     )
-    assert (
-        found_in({"TF_CONFIG": described(cluster, index="1")}).process_id == 2
-    )  # some launchers write text
+    # Some launchers write the index as a string.
+    assert found_in({"TF_CONFIG": described(cluster, index="1")}).process_id == 2
 
 
 @pytest.mark.parametrize(
@@ -433,7 +432,8 @@ numbers = st.integers(1, 4).flatmap(
     )
 )
 def test_node_lists_expand_to_what_was_compressed(groups):
-    compressed, nodes = [], []
+    compressed = []
+    nodes = []
     for name, ranges, ending in groups:
         written = [
             f"{low:0{width}d}-{low + more}" if more else f"{low:0{width}d}"

@@ -21,7 +21,7 @@ def losses(run) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in metrics_of(run) if "loss" in line}
 
 
-MOMENTS = ("after a step", "inside of a save", "at any time")
+MOMENTS = ("after a step", "during a save", "at any time")
 
 
 def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
@@ -35,7 +35,7 @@ def kill_one(job: Launched, rank: int, moment: str, seed: int) -> bool:
     left = saves()
     if moment == "after a step":
         job.wait_for(lambda: max(losses(job.run), default=0) > before)
-    elif moment == "inside of a save":
+    elif moment == "during a save":
         job.wait_for(lambda: saves() - left)
     else:
         time.sleep(random.Random(seed).uniform(0, 8))
@@ -123,11 +123,11 @@ def test_a_job_goes_on_with_fewer_processes_and_the_same_batches(tmp_path):
         assert "resumed at step 30" in out
     code, out, err = launch(tmp_path / "alone", 1, *on, every=30)
     assert code == 0, out + err
-    wanted = losses(tmp_path / "alone" / "run")
+    expected = losses(tmp_path / "alone" / "run")
     for name in ("four", "one"):
         found = losses(tmp_path / name / "run")
-        assert list(found) == list(wanted)
-        np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
+        assert list(found) == list(expected)
+        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
 
 
 @pytest.mark.campaign
@@ -174,8 +174,8 @@ def test_saving_by_the_clock_is_agreed_on(tmp_path):
             "[checkpoint]\nevery_steps = 1000", "[checkpoint]\nevery_secs = 0.5"
         )
     )
-    told = run_group(config, 2, f"run.directory={tmp_path / 'run'}", "checkpoint.keep=100")
-    assert [code for code, _, _ in told] == [0, 0], told
+    reported = run_group(config, 2, f"run.directory={tmp_path / 'run'}", "checkpoint.keep=100")
+    assert [code for code, _, _ in reported] == [0, 0], reported
     steps = CheckpointManager(tmp_path / "run" / "checkpoints").steps()
     assert len(steps) > 2
     assert all(verify(tmp_path / "run" / "checkpoints" / str(step)) == [] for step in steps)
@@ -190,10 +190,10 @@ def test_every_way_to_spread_a_step_gives_the_same_numbers(tmp_path, parallel):
     found = {}
     for way in ("jit", parallel):
         run = tmp_path / way
-        told = run_group(
+        reported = run_group(
             config, 2, "model.noise=0", f"step.parallel={way}", f"run.directory={run}", *LOGGED
         )
-        assert [code for code, _, _ in told] == [0, 0], told
+        assert [code for code, _, _ in reported] == [0, 0], reported
         found[way] = losses(run)
     assert list(found["jit"]) == list(found[parallel])
     np.testing.assert_allclose(
@@ -234,8 +234,8 @@ def test_a_state_in_parts_is_resumed_whole_and_evaluated_anywhere(tmp_path):
     assert "resumed at step 60" in out
     code, out, err = launch(tmp_path / "whole", 1, "model.noise=0", "steps=80")
     assert code == 0, out + err
-    found, wanted = (metrics_of(tmp_path / name / "run")[-1] for name in ("parts", "whole"))
-    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+    found, expected = (metrics_of(tmp_path / name / "run")[-1] for name in ("parts", "whole"))
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_a_signal_while_the_processes_meet_is_not_lost(tmp_path):

@@ -43,10 +43,10 @@ def meeting():
 def test_all_bring_something(meeting):
     lines = [meeting(index) for index in (2, 0, 1)]
     with ThreadPoolExecutor(3) as threads:
-        told = list(
+        reported = list(
             threads.map(lambda pair: pair[1].gather("a name", pair[0] * 10, 5.0), enumerate(lines))
         )
-    assert told == [[10, 20, 0]] * 3
+    assert reported == [[10, 20, 0]] * 3
     with ThreadPoolExecutor(3) as threads:  # the same name again
         assert (
             list(threads.map(lambda line: line.gather("a name", None, 5.0), lines))
@@ -56,13 +56,13 @@ def test_all_bring_something(meeting):
 
 def test_who_does_not_come_is_named(meeting):
     lines = [meeting(index) for index in (0, 2)]
-    wanted = r"waited 0.3 s at: the exit; missing: process 1; are they running\?"
+    expected = r"waited 0.3 s at: the exit; missing: process 1; are they running\?"
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(line.gather, "the exit", None, 0.3) for line in lines]
     for each in waiting:
-        with pytest.raises(ClusterError, match=wanted):
+        with pytest.raises(ClusterError, match=expected):
             each.result()
-    with pytest.raises(ClusterError, match=wanted):  # too late
+    with pytest.raises(ClusterError, match=expected):  # too late
         meeting(1).gather("the exit", None, 0.3)
 
 
@@ -90,19 +90,19 @@ def test_a_step_is_decided_on_by_all(meeting):
 
 
 def test_who_is_gone_is_told(meeting):
-    told = []
-    heard = threading.Event()
+    reported = []
+    received = threading.Event()
 
     def hear(message):
-        told.append(message)
-        heard.set()
+        reported.append(message)
+        received.set()
 
     lines = [meeting(0, hear), meeting(1), meeting(2)]
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda line: line.gather("the start", None, 5.0), lines))
     lines[1]._socket.shutdown(socket.SHUT_RDWR)
-    assert heard.wait(10)
-    assert told == [{"lost": 1}]
+    assert received.wait(10)
+    assert reported == [{"lost": 1}]
 
 
 @pytest.mark.parametrize(
@@ -258,13 +258,13 @@ def test_facts_that_differ_are_named():
 
 def test_processes_with_different_configs_say_who_differs_in_what(tmp_path):
     config = write_config(tmp_path, steps=5, every=5)
-    told = run_group(
+    reported = run_group(
         config,
         2,
         f"run.directory={tmp_path / 'run'}",
         own={0: ["seed=1"], 1: ["seed=1", "optimizer.learning_rate=0.5"]},
     )
-    for code, _, err in told:
+    for code, _, err in reported:
         assert code == 2
         assert "optimizer.learning_rate is '0.5' at process 1, '0.01' at process 0" in err
         assert len(err.strip().splitlines()) <= 2
@@ -274,8 +274,8 @@ def test_processes_with_different_configs_say_who_differs_in_what(tmp_path):
 def test_mistakes_of_a_job_are_told_by_every_process_at_once(tmp_path):
     config = write_config(tmp_path, steps=5, every=5)
     run = f"run.directory={tmp_path / 'run'}"
-    told = run_group(config, 3, run, "cluster.connect_timeout=3", missing=(1,))
-    for code, _, err in told:
+    reported = run_group(config, 3, run, "cluster.connect_timeout=3", missing=(1,))
+    for code, _, err in reported:
         assert code == 75
         assert "missing: process 1" in err
     for mistake in ("mesh.data=3", "data.batch_size=9"):

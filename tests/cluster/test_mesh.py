@@ -49,7 +49,7 @@ def test_a_size_that_cannot_be_says_how_many_devices_there_are(axis, size):
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "options", "message"),
+    ("requested", "devices", "options", "message"),
     [
         (
             (-1, 3, 1),
@@ -87,31 +87,31 @@ def test_a_size_that_cannot_be_says_how_many_devices_there_are(axis, size):
         ),
     ],
 )
-def test_sizes_that_do_not_fit_name_those_that_would(asked, devices, options, message):
+def test_sizes_that_do_not_fit_name_those_that_would(requested, devices, options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        sizes(*asked, devices, **options)
+        sizes(*requested, devices, **options)
 
 
 @given(st.tuples(SIZE, SIZE, SIZE), st.integers(1, 64), st.booleans())
-def test_sizes_are_kept_or_refused_with_advice_that_holds(asked, devices, fill):
-    candidates = [range(1, devices + 1) if size == -1 else [size] for size in asked]
+def test_sizes_are_kept_or_refused_with_advice_that_holds(requested, devices, fill):
+    candidates = [range(1, devices + 1) if size == -1 else [size] for size in requested]
     filling = [each for each in itertools.product(*candidates) if math.prod(each) == devices]
-    fits = math.prod(asked) <= devices and -1 not in asked and not fill
+    fits = math.prod(requested) <= devices and -1 not in requested and not fill
     try:
-        found = tuple(sizes(*asked, devices, fill=fill).values())
+        found = tuple(sizes(*requested, devices, fill=fill).values())
     except ValueError as error:
         assert not fits
-        assert asked.count(-1) > 1 or not filling
+        assert requested.count(-1) > 1 or not filling
         if advice := re.match(r"(\w+) must be (.+?), got (-?\d+); with", str(error)):
-            _follow(asked, devices, fill, *advice.groups())
+            _follow(requested, devices, fill, *advice.groups())
     else:
-        assert all(size in (-1, chosen) for size, chosen in zip(asked, found, strict=True))
-        assert found in filling or (fits and found == asked)
+        assert all(size in (-1, chosen) for size, chosen in zip(requested, found, strict=True))
+        assert found in filling or (fits and found == requested)
 
 
-def _follow(asked, devices, fill, axis, choices, got):
+def _follow(requested, devices, fill, axis, choices, got):
     """Exactly the values that an error suggests must work."""
-    named = dict(zip(AXES, asked, strict=True))
+    named = dict(zip(AXES, requested, strict=True))
     assert named[axis] == int(got)
     numbers = set(map(int, re.findall(r"-?\d+", choices)))
     offered = set(range(1, max(numbers) + 1)) if "between" in choices else numbers
@@ -188,7 +188,7 @@ def test_the_slices_of_processes_are_the_parts_that_their_devices_hold(processes
 
 
 @pytest.mark.parametrize(
-    ("owners", "told"),
+    ("owners", "reported"),
     [
         (
             [0, 1, 0, 1],
@@ -199,11 +199,11 @@ def test_the_slices_of_processes_are_the_parts_that_their_devices_hold(processes
         ([0, 1, 1, 0], "process 0 has 0 and 3, process 1 has 1 and 2;"),
     ],
 )
-def test_every_process_refuses_parts_that_are_no_slices(owners, told):
+def test_every_process_refuses_parts_that_are_no_slices(owners, reported):
     for process in (0, 1):  # both, or one would wait for the other
         with (
             mock.patch.object(jax, "process_index", lambda process=process: process),
-            pytest.raises(ValueError, match=re.escape(told)),
+            pytest.raises(ValueError, match=re.escape(reported)),
         ):
             batch_shard(pretend_mesh(owners, (4, 1, 1)))
 
@@ -236,17 +236,17 @@ def test_two_processes_hold_the_slices_that_they_load():
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], outputs
     for rank, (out, _) in enumerate(outputs):
-        told = json.loads(out.splitlines()[-1])
-        assert told["too few"].startswith(
+        reported = json.loads(out.splitlines()[-1])
+        assert reported["too few"].startswith(
             "data must be 4 or -1, got 2; with fsdp=1, model=1 the mesh must fill"
         )
-        assert told["shards"] == {
+        assert reported["shards"] == {
             "4,1,1": [rank, 2],
             "2,1,2": [rank, 2],
             "1,4,1": [rank, 2],
             "1,1,4": [0, 1],
         }
-        assert told["interleaved"] == told["refused"] == [rank, 2]
+        assert reported["interleaved"] == reported["refused"] == [rank, 2]
 
 
 def load_and_compare(mesh: Mesh) -> tuple[int, int]:
@@ -267,19 +267,19 @@ def as_process(port: str, rank: str) -> None:
     jax.distributed.initialize(
         address, 2, int(rank), coordinator_bind_address=address, initialization_timeout=60
     )
-    told = {"shards": {}}
+    reported = {"shards": {}}
     for shape in ((4, 1, 1), (2, 1, 2), (1, 4, 1), (1, 1, 4)):
-        told["shards"][",".join(map(str, shape))] = load_and_compare(make_mesh(*shape))
+        reported["shards"][",".join(map(str, shape))] = load_and_compare(make_mesh(*shape))
     try:
         make_mesh(2)
     except ValueError as error:
-        told["too few"] = str(error)
+        reported["too few"] = str(error)
     crossed = np.array(jax.devices())[[0, 2, 1, 3]].reshape(4, 1, 1)
     with mock.patch.object(jax, "make_mesh", return_value=Mesh(crossed, AXES)):
-        told["interleaved"] = load_and_compare(make_mesh())
+        reported["interleaved"] = load_and_compare(make_mesh())
     with mock.patch.object(jax, "make_mesh", side_effect=ValueError("several slices")):
-        told["refused"] = load_and_compare(make_mesh())
-    print(json.dumps(told), flush=True)
+        reported["refused"] = load_and_compare(make_mesh())
+    print(json.dumps(reported), flush=True)
     jax.distributed.shutdown()
 
 

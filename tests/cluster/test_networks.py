@@ -27,11 +27,11 @@ def test_a_cut_cable_is_found_and_named(tmp_path, has_data_under_way):
         cut = time.monotonic()
         if has_data_under_way:  # it asks the other process to stop too, which is never acknowledged
             job[0].send_signal(signal.SIGTERM)
-        told = [process.communicate(timeout=LIMIT) for process in job]
+        reported = [process.communicate(timeout=LIMIT) for process in job]
         seconds = time.monotonic() - cut
-    assert [process.returncode for process in job] == [75, 75], told
-    for index, (_, err) in enumerate(told):
-        assert f"process {1 - index} was lost; process {index} ends too" in err, told
+    assert [process.returncode for process in job] == [75, 75], reported
+    for index, (_, err) in enumerate(reported):
+        assert f"process {1 - index} was lost; process {index} ends too" in err, reported
     assert seconds < FOUND + SLACK
 
 
@@ -47,9 +47,9 @@ def test_a_directory_that_is_not_shared_names_the_host(tmp_path):
             network.start("n1", *words, FTRAIN_CLUSTER=describe(addresses, 0), **token),
             network.start("n2", *words, hidden=run, FTRAIN_CLUSTER=describe(addresses, 1), **token),
         ]
-        told = [process.communicate(timeout=LIMIT) for process in job]
-    assert [process.returncode for process in job] == [2, 2], told
-    for _, err in told:
+        reported = [process.communicate(timeout=LIMIT) for process in job]
+    assert [process.returncode for process in job] == [2, 2], reported
+    for _, err in reported:
         assert err == (
             f"ftrain: run directory {run}: process 1 on n2 does not see the file "
             "that process 0 has written (waited 30 s); process 0 is on n1. "

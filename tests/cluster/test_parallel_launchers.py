@@ -86,11 +86,8 @@ def test_on_several_hosts_it_must_be_said_where_process_0_is(environ, hint):
         {"RANK": "3"},
         {"PMIX_RANK": "0"},
         {"PMI_SIZE": "many", "PMI_RANK": "0"},
-        {
-            "SLURM_JOB_ID": "7",
-            "SLURM_NTASKS": "8",
-            "SLURM_NODELIST": "a",
-        },  # a shell inside of an allocation
+        # a shell inside an allocation
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NODELIST": "a"},
         SLURM
         | {
             "SLURM_STEP_NUM_TASKS": "1",
@@ -135,10 +132,8 @@ def test_what_is_said_for_ftrain_comes_first():
 def test_slurm_decides_where_it_says_the_same():
     same = {"PMI_RANK": "1", "PMI_SIZE": "2"}  # as srun --mpi=pmi2 sets them
     assert membership(SLURM | same).source == "SLURM"
-    inside = {
-        "OMPI_COMM_WORLD_RANK": "1",
-        "OMPI_COMM_WORLD_SIZE": "3",
-    }  # of mpirun, whose daemons srun has started
+    # These are set by mpirun, whose daemons srun has started.
+    inside = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}
     assert membership(SLURM | inside | CHIEF).process_count == 3
     with pytest.raises(ValueError, match=r"mpirun \(Open MPI\) has started this as process 1 of 3"):
         membership(SLURM | inside)

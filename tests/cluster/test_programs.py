@@ -16,13 +16,13 @@ LONG = pytest.mark.campaign
 def test_iterators_of_unequal_lengths_end_all_processes_at_the_same_step(tmp_path, counts):
     done = run("launch", "-n", "2", PROGRAM, tmp_path, *counts)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [
+    reported = [
         line.removeprefix("[1] ") for line in done.stdout.splitlines() if "the data ended" in line
     ]
-    told = [line for line in told if line[0].isdigit()]
-    assert len(told) == 2
-    assert told[0] == told[1]
-    assert told[0].startswith(f"{min(map(int, counts))} the data ended [")
+    reported = [line for line in reported if line[0].isdigit()]
+    assert len(reported) == 2
+    assert reported[0] == reported[1]
+    assert reported[0].startswith(f"{min(map(int, counts))} the data ended [")
 
 
 def test_a_pipeline_that_is_not_for_this_process_is_refused(tmp_path):

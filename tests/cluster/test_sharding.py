@@ -133,11 +133,11 @@ def test_packed_slots_are_named_by_what_they_stand_for_and_their_vector_is_a_lea
     assert named["opt_state/slots/v/packed/float32"].shape == (vector,)
     found = specs_by_name(Sharding(min_size=vector), state)
     assert found["opt_state/slots/v/packed/float32"] == P("fsdp")
-    (told,) = Sharding(min_size=vector).undivided(
+    (reported,) = Sharding(min_size=vector).undivided(
         {"opt_state": state.opt_state.slots["m"]}, AXES | {"fsdp": 7}
     )[-1:]
     assert re.match(
-        rf"opt_state/packed/float32 of shape \[{vector}\] is replicated on every device", told
+        rf"opt_state/packed/float32 of shape \[{vector}\] is replicated on every device", reported
     )
 
 
@@ -300,8 +300,8 @@ def test_leaves_that_cannot_be_split_are_named_with_the_way_out():
         "params": {"odd": shape(255, 333), "even": shape(256, 256), "prime": shape(65_537)},
         "b": shape(65_537),
     }
-    told = Sharding([{"leaf": "b", "axes": []}]).undivided(tree, AXES)
-    assert told == [
+    reported = Sharding([{"leaf": "b", "axes": []}]).undivided(tree, AXES)
+    assert reported == [
         "params/odd of shape [255, 333] is replicated on every device, "
         "as fsdp=4 divides none of its dimensions; "
         "pad 333 to 336, choose fsdp=3, or give it a rule",
@@ -323,12 +323,12 @@ def test_a_leaf_is_split_evenly_or_told_of_or_small(leaves, fsdp, min_size):
     sharding = Sharding(min_size=min_size)
     axes = {"data": 2, "fsdp": fsdp, "model": 1}
     specs = sharding.specs(tree, axes)
-    told = " ".join(sharding.undivided(tree, axes))
+    reported = " ".join(sharding.undivided(tree, axes))
     sizes = dict(zip(sorted(tree), leaf_bytes_per_device(tree, specs, axes), strict=True))
     for name, leaf in tree.items():
-        is_told = f"{name} of shape {list(leaf.shape)}" in told
+        is_reported = f"{name} of shape {list(leaf.shape)}" in reported
         is_large = fsdp > 1 and leaf.ndim > 0 and leaf.size >= min_size
-        assert is_told == (is_large and specs[name] == P())
+        assert is_reported == (is_large and specs[name] == P())
         if specs[name] == P():
             assert sizes[name] == 4 * leaf.size
             assert not is_large or all(length % fsdp for length in leaf.shape)
@@ -421,7 +421,7 @@ def test_steps_over_a_split_state_give_the_numbers_of_a_whole_one(optimizer, siz
         chex.assert_trees_all_close(found, expected, rtol=1e-4)
     assert bytes_on(placed) == before
     assert all(
-        jax.tree.leaves(jax.tree.map(lambda leaf, wanted: leaf.sharding == wanted, placed, layout))
+        jax.tree.leaves(jax.tree.map(lambda leaf, other: leaf.sharding == other, placed, layout))
     )
     chex.assert_trees_all_close(placed.params, whole.params, rtol=1e-3, atol=1e-5)
     chex.assert_trees_all_close(placed.averages, whole.averages, rtol=1e-3, atol=1e-5)

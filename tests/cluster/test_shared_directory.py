@@ -57,24 +57,24 @@ def test_a_directory_that_all_see(group, tmp_path):
 
 def test_those_that_do_not_see_it_are_named_by_all(group, tmp_path):
     run = tmp_path / "run"
-    told = check(group, [run, run, tmp_path / "other"], limit=0.3)
-    assert len({*told}) == 1
-    assert told[0] is not None
-    assert told[0].startswith(f"run directory {run}: process 2 on ")
+    reported = check(group, [run, run, tmp_path / "other"], limit=0.3)
+    assert len({*reported}) == 1
+    assert reported[0] is not None
+    assert reported[0].startswith(f"run directory {run}: process 2 on ")
     assert (
         "does not see the file that process 0 has written (waited 0.3 s); process 0 is on"
-        in told[0]
+        in reported[0]
     )
-    assert "Choose a directory on a file system that all hosts share" in told[0]
+    assert "Choose a directory on a file system that all hosts share" in reported[0]
     assert list(run.iterdir()) == []
 
 
 def test_a_directory_that_process_0_cannot_make(group, tmp_path):
     (tmp_path / "file").touch()
-    told = check(group, [tmp_path / "file" / "run"] * 3)
-    assert len({*told}) == 1
-    assert "process 0 on" in f"{told[0]}"
-    assert "cannot write there: Not a directory" in f"{told[0]}"
+    reported = check(group, [tmp_path / "file" / "run"] * 3)
+    assert len({*reported}) == 1
+    assert "process 0 on" in f"{reported[0]}"
+    assert "cannot write there: Not a directory" in f"{reported[0]}"
 
 
 def test_a_file_that_appears_late_is_found(tmp_path):

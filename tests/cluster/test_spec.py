@@ -79,7 +79,8 @@ def test_lists_that_cannot_be():
     with pytest.raises(ValueError, match=r"job 'idle' has no tasks .* check num_tasks"):
         SPEC.job_tasks("idle")
     with pytest.raises(
-        IndexError, match=r"job 'worker' has a task -2, which no list can hold; use task_address"
+        IndexError,
+        match=r"job 'worker' has the task index -2, before the start of its list of 1",
     ):
         ClusterSpec({"worker": {-2: "a:1", 0: "b:1"}}).job_tasks("worker")
     with pytest.raises(ValueError, match="job 'worker' has a task 2147483647, and a list up to it"):
@@ -110,7 +111,7 @@ def test_a_cluster_def_is_told_from_a_job_of_the_name_job():
     ("definition", "message"),
     [
         ([{"name": "x"}, {"name": "x"}], r"job\[1\] .* has the name 'x' of a job before it"),
-        ([{"nam": "x"}], r"job\[0\] .* has \['nam'\]; expected name and tasks"),
+        ([{"nam": "x"}], r"job\[0\] .* has unknown keys \['nam'\]; expected only name and tasks"),
         ([{"name": 3}], r"job\[0\] .* is {'name': 3}; expected a name"),
         ([{"name": "x", "tasks": ["a:1"]}], r"job\[0\] .* tasks as index: address"),
         ([{"name": "x", "tasks": {"one": "a:1"}}], r"the index 'one' of a task of job 'x'"),

@@ -127,14 +127,14 @@ def test_a_proof_is_good_for_one_connection_only(server, stranger):
 )
 def test_a_process_says_nothing_to_a_server_without_the_token(answer):
     address = parse_address(free_addresses(1)[0])
-    heard = []
+    messages = []
     with socket.create_server(address) as server, ThreadPoolExecutor(1) as threads:
         coming = threads.submit(ControlClient, address, 1, 2, 20.0, lambda message: None, TOKEN)
         connection, _ = server.accept()
         with connection, connection.makefile("rb") as reader:
-            heard.append(decode(reader.readline()))
+            messages.append(decode(reader.readline()))
             connection.sendall(encode({"challenge": "c"}))
-            heard.append(decode(reader.readline()))
+            messages.append(decode(reader.readline()))
             connection.sendall(encode(answer))
             with pytest.raises(
                 ProcessMismatchError,
@@ -142,7 +142,7 @@ def test_a_process_says_nothing_to_a_server_without_the_token(answer):
             ):
                 coming.result(20)
             assert reader.read() == b""
-    assert [sorted(each) for each in heard] == [["count", "hello", "host", "nonce"], ["proof"]]
+    assert [sorted(each) for each in messages] == [["count", "hello", "host", "nonce"], ["proof"]]
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_a_process_with_another_token_is_told_what_to_check_and_named_by_the_oth
 @pytest.mark.campaign
 def test_without_a_launcher_the_run_directory_has_the_token(tmp_path):
     config = write_config(tmp_path, steps=5, every=5)
-    told = run_group(config, 2, f"run.directory={tmp_path / 'run'}")
-    assert [code for code, _, _ in told] == [0, 0], told
+    reported = run_group(config, 2, f"run.directory={tmp_path / 'run'}")
+    assert [code for code, _, _ in reported] == [0, 0], reported
     assert (tmp_path / "run" / FILE).stat().st_mode & 0o777 == 0o600
 
 

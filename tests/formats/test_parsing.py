@@ -161,11 +161,11 @@ def test_a_wrong_number_of_values_is_an_error(count):
     ):
         parse_examples(batch(count, lambda n: {"x": [n] * (1 + n % 2)}), {"x": Fixed((), "int64")})
     with pytest.raises(
-        SpecError, match=r"record 0: feature x has 2 values, expected 1, the bytes of Raw"
+        SpecError, match=r"record 0: feature x has 2 values, but Raw expects one bytes value"
     ):
         parse_examples(batch(count, lambda n: {"x": [b"a", b"b"]}), {"x": Raw((1,))})
     with pytest.raises(
-        SpecError, match=r"record 0: feature x has no values, expected 1, the bytes of Image"
+        SpecError, match=r"record 0: feature x has no values, but Image expects one bytes value"
     ):
         parse_examples(batch(count, lambda n: {}), {"x": Image((1, 1, 1))})
 

@@ -143,7 +143,7 @@ def test_a_data_file_that_changes_or_fails_while_it_is_read_is_an_error_of_the_c
 ):
     checkpoint = TfCheckpoint(write(tmp_path, {b"w": FULL}, FLOATS[:8]))
     monkeypatch.setattr(os.path, "getsize", lambda path: 16)
-    with pytest.raises(TfCheckpointError, match=r"'w': .*was cut short while it was read"):
+    with pytest.raises(TfCheckpointError, match=r"'w': .*became shorter while it was read"):
         checkpoint.read("w")
 
     def fail(path):
@@ -383,20 +383,20 @@ BAD_INDEXES = {
     "another file": (bytes(100), "ends in 0000000000000000"),
     "index beyond the file": (
         with_footer(varint(1000) + varint(10)),
-        "does not end before the footer",
+        "runs into the footer",
     ),
     "index of gigantic size": (
         with_footer(varint(0) + varint(2**64 - 1)),
-        "does not end before the footer",
+        "runs into the footer",
     ),
     "index at a gigantic place": (
         with_footer(varint(2**64 - 1) + varint(0)),
-        "does not end before the footer",
+        "runs into the footer",
     ),
     "footer of no numbers": (with_footer(b"\xff" * 38), "more than 64 bits|cut short"),
     "block beyond the file": (
         finish(b"", block([(b"a", varint(999) + varint(1))])),
-        "does not end before the footer",
+        "runs into the footer",
     ),
     "handle cut short": (finish(b"", block([(b"a", b"\x80")])), "cut short"),
     "one block many times": (repeated_block(), "starts before byte"),

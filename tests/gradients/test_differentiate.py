@@ -1,4 +1,4 @@
-"""`value_and_grad` inside of other transformations, where it could fail."""
+"""`value_and_grad` inside other transformations, where it could fail."""
 
 import jax
 import jax.numpy as jnp

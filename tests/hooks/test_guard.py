@@ -10,7 +10,7 @@ from rich.console import Console
 
 import ftrain
 from ftrain import TrainState, every, make_step
-from ftrain.hooks import NotFiniteError, ProgressBar, StopAtStep, StopOnNaN
+from ftrain.hooks import NonFiniteError, ProgressBar, StopAtStep, StopOnNaN
 from ftrain.training import Loop
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -41,7 +41,7 @@ def drive(hooks, data, step=adversarial, **options):
 
 @pytest.mark.parametrize("fuse", [1, 5])
 def test_without_a_loss_every_metric_is_watched(pipeline, fuse):
-    with pytest.raises(NotFiniteError, match="critic_loss is nan at step 7;"):
+    with pytest.raises(NonFiniteError, match="critic_loss is nan at step 7;"):
         drive([StopOnNaN(), StopAtStep(20)], pipeline, fuse=fuse)
 
 
@@ -53,7 +53,7 @@ def test_the_guard_of_a_run_is_the_same(pipeline):
             while not run.should_stop():
                 run.advance()
 
-    with pytest.raises(NotFiniteError, match="critic_loss is nan at step 7;"):
+    with pytest.raises(NonFiniteError, match="critic_loss is nan at step 7;"):
         train()
 
 

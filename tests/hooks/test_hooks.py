@@ -12,7 +12,7 @@ from ftrain.hooks import (
     CheckpointSaver,
     Evaluator,
     Logging,
-    NotFiniteError,
+    NonFiniteError,
     ProgressBar,
     StopAtStep,
     StopOnNaN,
@@ -71,7 +71,7 @@ def numbered(pipeline, count):
 
 @pytest.mark.parametrize("bad", [1, 7, 30])
 def test_nan_is_named_with_its_own_step(pipeline, bad):
-    with pytest.raises(NotFiniteError, match=f"loss is nan at step {bad};"):
+    with pytest.raises(NonFiniteError, match=f"loss is nan at step {bad};"):
         drive([StopOnNaN()], numbered(pipeline, 30), loss=explode_at(bad))
 
 
@@ -83,14 +83,14 @@ def test_a_gradient_that_is_not_finite_is_found_before_the_loss_shows_it(pipelin
         ), metrics  # a finite loss with an infinite slope
 
     hooks = [StopOnNaN(), CheckpointSaver(tmp_path, when=every(steps=1))]
-    with pytest.raises(NotFiniteError, match="gradient_norm is nan at step 1;"):
+    with pytest.raises(NonFiniteError, match="gradient_norm is nan at step 1;"):
         drive(hooks, pipeline, loss=loss)
     assert CheckpointManager(tmp_path).steps() == []
 
 
 def test_nothing_is_saved_after_nan(pipeline, tmp_path):
     hooks = [StopOnNaN(), CheckpointSaver(tmp_path, when=every(steps=5), keep=9)]
-    with pytest.raises(NotFiniteError):
+    with pytest.raises(NonFiniteError):
         drive(hooks, numbered(pipeline, 30), loss=explode_at(10))
     assert CheckpointManager(tmp_path).steps() == [5]
 

@@ -104,9 +104,8 @@ def living(home: Path) -> dict[int, str]:
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            command = (
-                path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )  # a zombie's is empty
+            # The command line of a zombie is empty.
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(home) in command and int(path.parent.name) != os.getpid():

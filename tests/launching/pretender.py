@@ -1,9 +1,9 @@
 """A stand-in for a training process: it follows the protocol, in step with others, without jax.
 
-pretender.py home=DIRECTORY steps=20 pace=0.01 save_every=5 [deed=WORD ...]
+pretender.py home=DIRECTORY steps=20 pace=0.01 save_every=5 [action=WORD ...]
 
 The processes wait for each other at every step, through files in `home`. The first one "saves" the
-step there, and the next attempt resumes from it. A deed is something else to do: see `DEEDS`.
+step there, and the next attempt resumes from it. `ACTIONS` lists what else it can do.
 """
 
 import atexit
@@ -36,7 +36,6 @@ class Pretender:
         (self.meeting / f"pid-{self.index}").write_text(f"{os.getpid()}")
         self.steps, self.pace, self.save_every = steps, pace, save_every
         self.step = int(self.saved.read_text()) if self.saved.exists() else 0
-        self.asked: str | None = None
         self.on_step: Callable[[], None] = lambda: None
         signal.signal(signal.SIGTERM, self.ask)
 
@@ -97,7 +96,7 @@ class Pretender:
                     case "hang":
                         threading.Event().wait()
                     case "nan":
-                        self.tell(failed="NotFiniteError", message="loss is nan", retry=False)
+                        self.tell(failed="NonFiniteError", message="loss is nan", retry=False)
                         sys.exit(1)
                     case "exit":
                         sys.exit(fault.code)
@@ -262,9 +261,9 @@ def show_environment(pretender: Pretender) -> None:
     (pretender.meeting / f"facts-{pretender.index}").write_text(json.dumps(facts))
 
 
-DEEDS: dict[str, Callable[[Pretender], None]] = {
-    deed.__name__: deed
-    for deed in (
+ACTIONS: dict[str, Callable[[Pretender], None]] = {
+    action.__name__: action
+    for action in (
         raise_grandchildren,
         flood,
         print_oddly,
@@ -288,10 +287,10 @@ DEEDS: dict[str, Callable[[Pretender], None]] = {
 
 def main() -> None:
     options: dict[str, str] = {"steps": "20", "pace": "0.01", "save_every": "5"}
-    deeds = []
+    actions = []
     for name, _, value in (word.partition("=") for word in sys.argv[1:]):
-        if name == "deed":
-            deeds.append(value)
+        if name == "action":
+            actions.append(value)
         else:
             options[name] = value
     follow_lifeline()
@@ -301,8 +300,8 @@ def main() -> None:
         float(options["pace"]),
         int(options["save_every"]),
     )
-    for deed in deeds:
-        DEEDS[deed](pretender)
+    for action in actions:
+        ACTIONS[action](pretender)
     pretender.run()
 
 

@@ -44,7 +44,7 @@ def test_one_process_sees_all(tmp_path):
 def test_each_process_is_given_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    assert run(tmp_path, "steps=2", "deed=show_environment").code == 0
+    assert run(tmp_path, "steps=2", "action=show_environment").code == 0
     facts = [
         json.loads((tmp_path / f"attempt-0/facts-{index}").read_text())["given"]
         for index in range(2)

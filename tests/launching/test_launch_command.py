@@ -41,11 +41,20 @@ def refuse(arguments):
         (["-n", "2"], r"Missing argument 'CONFIG'"),
         (
             ["-n", "2", "--hang-timeout", "-1", "CONFIG"],
-            r"--hang-timeout: must be above 0 seconds, got -1",
+            r"--hang-timeout: must be a finite number of seconds > 0, got -1",
         ),
-        (["-n", "2", "--hang-timeout", "0", "CONFIG"], r"must be above 0 seconds, got 0"),
-        (["-n", "2", "--hang-timeout", "nan", "CONFIG"], r"must be above 0 seconds, got nan"),
-        (["-n", "2", "--hang-timeout", "inf", "CONFIG"], r"must be above 0 seconds, got inf"),
+        (
+            ["-n", "2", "--hang-timeout", "0", "CONFIG"],
+            r"must be a finite number of seconds > 0, got 0",
+        ),
+        (
+            ["-n", "2", "--hang-timeout", "nan", "CONFIG"],
+            r"must be a finite number of seconds > 0, got nan",
+        ),
+        (
+            ["-n", "2", "--hang-timeout", "inf", "CONFIG"],
+            r"must be a finite number of seconds > 0, got inf",
+        ),
         (["-n", "2", "--max-restarts", "-1", "CONFIG"], r"--max-restarts.* 0"),
         (["-n", "2", "--gpus-each", "0", "CONFIG"], r"--gpus-each.* 1"),
         (["-n", "2", "--inject", "burn", "CONFIG"], r"--inject: fault 'burn': unknown kind"),
@@ -69,9 +78,9 @@ def refuse(arguments):
 def test_bad_input_is_told(tmp_path, arguments, message):
     config = tmp_path / "job.toml"
     config.touch()
-    told = refuse([str(config) if word == "CONFIG" else word for word in arguments])
-    assert re.search(message, told)
-    assert "\n" not in told
+    reported = refuse([str(config) if word == "CONFIG" else word for word in arguments])
+    assert re.search(message, reported)
+    assert "\n" not in reported
 
 
 def test_bad_input_takes_two_lines_and_no_traceback(tmp_path):
@@ -83,13 +92,13 @@ def test_bad_input_takes_two_lines_and_no_traceback(tmp_path):
 
 @pytest.mark.parametrize("config", ["configs/nowhere.toml", "configs"])
 def test_a_config_that_is_not_there_is_told_as_by_train(config):
-    told = []
+    reported = []
     for words in (["launch", "-n", "2"], ["train"]):
         result = run_command(*words, config, cwd=ROOT)
         assert (result.returncode, result.stdout) == (2, "")
-        told.append(result.stderr)
-    assert told[0] == told[1]
-    assert told[0].startswith(f"ftrain: {config}: ")
+        reported.append(result.stderr)
+    assert reported[0] == reported[1]
+    assert reported[0].startswith(f"ftrain: {config}: ")
 
 
 def test_a_config_is_trained_and_its_mistake_ends_it(tmp_path):
@@ -102,16 +111,16 @@ def test_a_config_is_trained_and_its_mistake_ends_it(tmp_path):
 
 
 def test_lines_of_several_processes_are_whole(tmp_path):
-    result = run(tmp_path, "steps=1", "deed=flood", n=2)
+    result = run(tmp_path, "steps=1", "action=flood", n=2)
     assert result.code == 0
     lines = [line for line in result.out.splitlines() if not line.startswith("launch: ")]
     for index, prefix in enumerate(("", "[1] ")):
-        wanted = [f"{prefix}{index}:{number} " + "x" * 60 for number in range(5_000)]
-        assert [line for line in lines if line.startswith("[1] ") == bool(prefix)] == wanted
+        expected = [f"{prefix}{index}:{number} " + "x" * 60 for number in range(5_000)]
+        assert [line for line in lines if line.startswith("[1] ") == bool(prefix)] == expected
 
 
 def test_odd_output_is_passed_on(tmp_path):
-    with Launcher(tmp_path, "steps=1", "deed=print_oddly", n=2) as launcher:
+    with Launcher(tmp_path, "steps=1", "action=print_oddly", n=2) as launcher:
         out, err = launcher.process.communicate(timeout=LIMIT)
     lines = out.split(b"\n")
     assert sorted(err.splitlines()) == [b"[1] to stderr", b"to stderr"]

@@ -129,17 +129,17 @@ def test_what_a_process_said_counts_from_then_on_and_though_it_was_killed():
 
 
 def test_others_may_tell_of_a_death_before_it_is_seen():
-    told = status(
+    reported = status(
         0, code=1, ended_at=5.0, failure=Failed("JaxRuntimeError", "connection reset by peer")
     )
-    assert find_cause([told, status(1, code=-signal.SIGKILL, ended_at=5.1)]).process == 1
-    assert find_cause([told, status(1, code=3, ended_at=5.1)]).process == 1
-    assert find_cause([told, status(1, code=-signal.SIGKILL, ended_at=7.0)]).process == 0
+    assert find_cause([reported, status(1, code=-signal.SIGKILL, ended_at=5.1)]).process == 1
+    assert find_cause([reported, status(1, code=3, ended_at=5.1)]).process == 1
+    assert find_cause([reported, status(1, code=-signal.SIGKILL, ended_at=7.0)]).process == 0
 
 
 def test_an_abort_may_be_the_answer_to_what_another_did():
-    told = status(0, code=1, ended_at=5.0, failure=Failed("ValueError", "no"))
-    assert find_cause([told, status(1, code=-signal.SIGABRT, ended_at=5.1)]).process == 0
+    reported = status(0, code=1, ended_at=5.0, failure=Failed("ValueError", "no"))
+    assert find_cause([reported, status(1, code=-signal.SIGABRT, ended_at=5.1)]).process == 0
 
 
 def test_a_long_reason_is_cut():
@@ -159,15 +159,15 @@ def test_a_long_reason_is_cut():
         (2, None, "mistake", "process 0 failed at step 10 with exit code 2"),
         (
             1,
-            Failed("NotFiniteError", "loss is nan", retry=False),
+            Failed("NonFiniteError", "loss is nan", retry=False),
             "mistake",
-            "NotFiniteError: loss is nan",
+            "NonFiniteError: loss is nan",
         ),
         (
             -6,
-            Failed("NotFiniteError", "loss is nan", retry=False),
+            Failed("NonFiniteError", "loss is nan", retry=False),
             "mistake",
-            "NotFiniteError: loss is nan",
+            "NonFiniteError: loss is nan",
         ),
         (3, None, "error", "process 0 failed at step 10 with exit code 3"),
         (74, None, "transient", "process 0 failed at step 10 with exit code 74"),

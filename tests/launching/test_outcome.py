@@ -73,8 +73,8 @@ def test_done_or_stopped():
         outcome_of_success(silent, History(), requests(signal.SIGINT)).text
         == "stopped by SIGINT before the first step"
     )
-    told = [status(returncode=0, stop_signal="SIGTERM")]
-    assert outcome_of_success(told, History(step=7), requests()) == (
+    reported = [status(returncode=0, stop_signal="SIGTERM")]
+    assert outcome_of_success(reported, History(step=7), requests()) == (
         "stopped by SIGTERM at step 7",
         0,
         False,

@@ -95,23 +95,23 @@ def test_output_that_nobody_reads_is_dropped_and_that_is_told():
     for piece in lines:  # never ends if anything waits for the reader
         screen.show(piece)
     screen.log("own")
-    heard = []
+    received = []
 
     def read():
         while data := os.read(reading, 65536):
-            heard.append(data)
+            received.append(data)
 
     reader = threading.Thread(target=read)
     reader.start()
-    wait_until(lambda: b"launch: own" in b"".join(heard))
+    wait_until(lambda: b"launch: own" in b"".join(received))
     screen.close()
     os.close(writing)
     reader.join()
     os.close(reading)
-    shown = b"".join(heard).decode().splitlines()
+    shown = b"".join(received).decode().splitlines()
     kept = [line for line in shown if not line.startswith("launch: ")]
-    told = [line.split()[1] for line in shown if "were not read in time" in line]
-    assert sum(int(number.replace(",", "")) for number in told) == 400_000 - len(kept) > 0
+    reported = [line.split()[1] for line in shown if "were not read in time" in line]
+    assert sum(int(number.replace(",", "")) for number in reported) == 400_000 - len(kept) > 0
     assert kept == sorted(kept)
 
 

@@ -49,16 +49,16 @@ def test_what_is_told_is_heard(message):
 def test_the_forms_of_the_protocol():
     assert decode(b'{"step": 120, "steps": 2000, "loss": 0.123}') == Progress(120, 2000, 0.123)
     assert decode(b'{"busy": "compiling"}') == Progress(busy="compiling")
-    assert decode(b'{"failed": "NotFiniteError", "message": "m", "retry": false}') == Failed(
-        "NotFiniteError", "m", False
+    assert decode(b'{"failed": "NonFiniteError", "message": "m", "retry": false}') == Failed(
+        "NonFiniteError", "m", False
     )
     assert decode(b'{"failed": "PeerFailed", "message": "m", "because": 2}') == Failed(
         "PeerFailed", "m", because=2
     )
     assert decode(b'{"stopped": "SIGTERM"}') == Stopped("SIGTERM")
     assert decode(b'{"done": 2000}') == Done(2000)
-    assert json.loads(encode(Failed("NotFiniteError", "m", retry=False))) == {
-        "failed": "NotFiniteError",
+    assert json.loads(encode(Failed("NonFiniteError", "m", retry=False))) == {
+        "failed": "NonFiniteError",
         "message": "m",
         "retry": False,
     }
@@ -76,10 +76,10 @@ def test_a_line_is_never_too_long_for_a_pipe(kind, text, form):
     line = encode(message)
     assert len(line) <= MAX_LINE
     assert line.count(b"\n") == 1
-    heard = decode(line)
-    assert isinstance(heard, form)
-    if isinstance(heard, Failed):
-        assert text.startswith(heard.message)
+    received = decode(line)
+    assert isinstance(received, form)
+    if isinstance(received, Failed):
+        assert text.startswith(received.message)
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))

@@ -28,7 +28,7 @@ def test_the_first_signal_has_them_save_and_stop(tmp_path, number):
 
 
 def test_the_second_signal_ends_them_at_once(tmp_path):
-    with Launcher(tmp_path, *FOREVER, "deed=ignore_sigterm") as launcher:
+    with Launcher(tmp_path, *FOREVER, "action=ignore_sigterm") as launcher:
         launcher.wait_for_step(3)
         launcher.signal(signal.SIGINT)
         launcher.wait_for_step(launcher.step() + 20)  # they continue
@@ -43,7 +43,7 @@ def test_the_second_signal_ends_them_at_once(tmp_path):
 @pytest.mark.campaign
 def test_one_that_hangs_while_it_stops(tmp_path):
     with Launcher(
-        tmp_path, *FOREVER, "deed=hang_on_sigterm", options=["--hang-timeout", "1.5"]
+        tmp_path, *FOREVER, "action=hang_on_sigterm", options=["--hang-timeout", "1.5"]
     ) as launcher:
         launcher.wait_for_step(7)
         launcher.signal(signal.SIGTERM)
@@ -55,7 +55,7 @@ def test_one_that_hangs_while_it_stops(tmp_path):
 
 
 def test_processes_that_are_not_ready_for_it(tmp_path):
-    with Launcher(tmp_path, *FOREVER, "deed=die_of_sigterm") as launcher:
+    with Launcher(tmp_path, *FOREVER, "action=die_of_sigterm") as launcher:
         launcher.wait_for_step(2)
         launcher.signal(signal.SIGTERM)
         result = launcher.end()
@@ -67,7 +67,7 @@ def test_processes_that_are_not_ready_for_it(tmp_path):
 
 
 def test_a_signal_while_it_waits_to_restart(tmp_path):
-    with Launcher(tmp_path, "deed=always_die") as launcher:
+    with Launcher(tmp_path, "action=always_die") as launcher:
         wait_until(lambda: (tmp_path / "attempt-1").exists())
         while b"in 1 s" not in launcher.process.stdout.readline():
             pass
@@ -89,7 +89,7 @@ def test_somebody_asks_one_process_to_stop(tmp_path):
 
 
 def test_somebody_kills_one_with_sigterm_that_does_not_handle_it(tmp_path):
-    with Launcher(tmp_path, "steps=40", "deed=die_of_sigterm") as launcher:
+    with Launcher(tmp_path, "steps=40", "action=die_of_sigterm") as launcher:
         launcher.wait_for_step(7)
         launcher.signal_one(1, signal.SIGTERM)
         result = launcher.end()
@@ -99,7 +99,7 @@ def test_somebody_kills_one_with_sigterm_that_does_not_handle_it(tmp_path):
 
 
 def test_children_of_the_processes_go_with_them(tmp_path):
-    result = run(tmp_path, "deed=raise_grandchildren", options=["--inject", "kill rank=1 step=3"])
+    result = run(tmp_path, "action=raise_grandchildren", options=["--inject", "kill rank=1 step=3"])
     assert result.code == 0
     assert len(result.own) == 3
     assert len(list(tmp_path.glob("attempt-*/grandchild-*"))) == 8  # and none of them is alive
@@ -107,7 +107,7 @@ def test_children_of_the_processes_go_with_them(tmp_path):
 
 def test_children_go_when_all_are_ended_at_once(tmp_path):
     with Launcher(
-        tmp_path, *FOREVER, "deed=raise_grandchildren", "deed=ignore_sigterm"
+        tmp_path, *FOREVER, "action=raise_grandchildren", "action=ignore_sigterm"
     ) as launcher:
         launcher.wait_for_step(2)
         assert len(living(tmp_path)) >= 7
@@ -141,14 +141,14 @@ def test_the_supervisor_is_held_for_longer_than_a_process_may_be_silent(tmp_path
 
 def test_a_terminal_that_is_gone_ends_nothing(tmp_path):
     reading, writing = os.pipe()
-    with Launcher(tmp_path, "steps=30", "deed=flood", stdout=writing) as launcher:
+    with Launcher(tmp_path, "steps=30", "action=flood", stdout=writing) as launcher:
         os.close(writing)
         os.close(reading)
         assert launcher.end().code == 0
 
 
 def test_one_that_is_stopped_does_not_outlive_the_launcher(tmp_path):
-    with Launcher(tmp_path, *FOREVER, "deed=report") as launcher:
+    with Launcher(tmp_path, *FOREVER, "action=report") as launcher:
         launcher.wait_for_step(3)
         launcher.signal_one(1, signal.SIGSTOP)
         launcher.signal(signal.SIGKILL)

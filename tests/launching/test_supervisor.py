@@ -20,7 +20,7 @@ def test_what_a_process_is_given(tmp_path):
     result = run(
         tmp_path,
         "steps=2",
-        "deed=show_environment",
+        "action=show_environment",
         options=["--gpus-each", "2", "--hang-timeout", "77.5"],
     )
     assert result.code == 0
@@ -51,11 +51,14 @@ def test_what_a_process_is_given(tmp_path):
 
 
 def test_one_is_killed_and_all_go_on_from_the_last_save(tmp_path):
-    result = run(tmp_path, "deed=show_environment", n=3, options=["--inject", "kill rank=1 step=8"])
+    result = run(
+        tmp_path, "action=show_environment", n=3, options=["--inject", "kill rank=1 step=8"]
+    )
     assert result.code == 0
-    told, summary, outcome = result.own
-    assert told == "process 1 was killed by SIGKILL at step 7; restart 1 of 10"
-    when, what = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "process 1 was killed by SIGKILL at step 7"
+    reported, summary, outcome = result.own
+    assert reported == "process 1 was killed by SIGKILL at step 7; restart 1 of 10"
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    what = "process 1 was killed by SIGKILL at step 7"
     assert re.fullmatch(rf"{when}: {what}; resumed from step 5, restarted in \d+\.\d s", summary)
     assert outcome.startswith("done: 20 steps on 3 processes")
     assert not (tmp_path / "attempt-1/4-0").exists()
@@ -75,8 +78,8 @@ def test_somebody_kills_them_again_and_again(tmp_path):
             launcher.signal_one(index, signal.SIGKILL, attempt)
         result = launcher.end()
     assert result.code == 0
-    told = [re.sub(r"step \d+; .*", "step", line) for line in result.own[:3]]
-    assert told == [f"process {index} was killed by SIGKILL at step" for index in (0, 1, 0)]
+    reported = [re.sub(r"step \d+; .*", "step", line) for line in result.own[:3]]
+    assert reported == [f"process {index} was killed by SIGKILL at step" for index in (0, 1, 0)]
     assert all("restarted in" in line for line in result.own[3:6])
     assert result.own[6].startswith("done: 60 steps")
 
@@ -102,43 +105,42 @@ def test_fewer_after_a_failure(tmp_path):
     ],
 )
 def test_one_hangs_while_the_others_wait_for_it(tmp_path, fault, story):
-    result = run(tmp_path, "deed=dump_on_abort", n=3, options=[*HANGS_SOON, "--inject", fault])
+    result = run(tmp_path, "action=dump_on_abort", n=3, options=[*HANGS_SOON, "--inject", fault])
     assert result.code == 0
     shown = re.search(r"^\[1\] .*File .*pretender\.py.* in run$", result.err, re.MULTILINE)
-    assert bool(shown) == fault.startswith(
-        "hang"
-    )  # where it hung; a stopped process has no stacks to show
+    # The stacks show where it hung; a stopped process cannot write its stacks.
+    assert bool(shown) == fault.startswith("hang")
     assert re.match(story, result.own[0])
     assert result.own[-1].startswith("done: 20 steps")
 
 
 def test_the_watchdogs_of_the_others_are_quicker(tmp_path):
-    result = run(tmp_path, "deed=find_itself_hanging", n=3, options=["--hang-timeout", "20"])
+    result = run(tmp_path, "action=find_itself_hanging", n=3, options=["--hang-timeout", "20"])
     assert result.code == 0
     assert result.own[0].startswith("process 1 hung at step 2 (no sign of life for ")
 
 
 @pytest.mark.campaign
 def test_repeating_a_step_is_no_sign_of_life(tmp_path):
-    result = run(tmp_path, "deed=keep_talking", options=HANGS_SOON)
+    result = run(tmp_path, "action=keep_talking", options=HANGS_SOON)
     assert result.code == 0
     assert re.match(r"process [01] hung at step 3 ", result.own[0])  # both have reached it
 
 
 def test_being_busy_is_a_sign_of_life(tmp_path):
-    result = run(tmp_path, "steps=2", "deed=be_busy", options=HANGS_SOON)
+    result = run(tmp_path, "steps=2", "action=be_busy", options=HANGS_SOON)
     assert (result.code, len(result.own)) == (0, 1)
 
 
 @pytest.mark.campaign
 def test_one_that_is_done_and_does_not_end(tmp_path):
-    result = run(tmp_path, "steps=10", "deed=stay", options=HANGS_SOON)
+    result = run(tmp_path, "steps=10", "action=stay", options=HANGS_SOON)
     assert result.code == 0
     assert result.own[0].startswith("process 0 hung at step 10 (no sign of life for ")
 
 
 def test_what_is_no_message_is_not_heard(tmp_path):
-    result = run(tmp_path, "steps=5", "deed=lie")
+    result = run(tmp_path, "steps=5", "action=lie")
     assert (result.code, len(result.own)) == (0, 1)
 
 
@@ -152,7 +154,7 @@ def test_a_program_that_says_nothing_at_all(tmp_path):
 
 
 def test_a_mistake_is_not_repeated(tmp_path):
-    result = run(tmp_path, "deed=make_a_mistake")
+    result = run(tmp_path, "action=make_a_mistake")
     assert result.code == 2
     assert result.err.removeprefix("[1] ") == "ftrain: the config is wrong\n", (
         "once, whoever says it"
@@ -164,12 +166,12 @@ def test_a_mistake_is_not_repeated(tmp_path):
 def test_a_failure_for_which_a_restart_would_not_help(tmp_path):
     result = run(tmp_path, n=3, options=["--inject", "nan rank=1 step=8"])
     assert result.code == 1
-    assert result.own[0].endswith("process 1 failed at step 7: NotFiniteError: loss is nan")
+    assert result.own[0].endswith("process 1 failed at step 7: NonFiniteError: loss is nan")
     assert result.own[1].startswith("gave up: a restart would not help")
 
 
 def test_the_same_exception_twice(tmp_path):
-    result = run(tmp_path, "deed=always_raise")
+    result = run(tmp_path, "action=always_raise")
     assert result.code == 3
     assert len(list(tmp_path.glob("attempt-*"))) == 2
     assert re.match(
@@ -180,7 +182,7 @@ def test_the_same_exception_twice(tmp_path):
 
 @pytest.mark.campaign
 def test_deaths_that_lead_nowhere(tmp_path):
-    result = run(tmp_path, "deed=always_die")
+    result = run(tmp_path, "action=always_die")
     assert result.code == 1
     assert len(list(tmp_path.glob("attempt-*"))) == 5
     assert result.own[0] == "process 0 was killed by SIGKILL before its first step; restart 1 of 10"

@@ -10,7 +10,7 @@ from regression import init_params, loss_fn
 
 import ftrain
 from ftrain import Hook, TrainState, make_step, optimizers
-from ftrain.hooks import CheckpointSaver, CrashBundle, NotFiniteError, StopAtStep, StopOnNaN
+from ftrain.hooks import CheckpointSaver, CrashBundle, NonFiniteError, StopAtStep, StopOnNaN
 from ftrain.training import Loop, ReplayError, every, locate
 from ftrain.training.compiled_step import CompiledStep
 from ftrain.training.crash import read_crash
@@ -64,7 +64,7 @@ def test_a_bundle_holds_the_state_before_the_step_and_its_batch(pipeline, tmp_pa
     data = small(pipeline)
     hooks = [StopOnNaN(), CrashBundle(tmp_path)]
     hooks += [CheckpointSaver(tmp_path / "checkpoints", when=every(steps=5))] if saves else []
-    with pytest.raises(NotFiniteError, match="gradient_norm is nan at step 23") as caught:
+    with pytest.raises(NonFiniteError, match="gradient_norm is nan at step 23") as caught:
         train(data, hooks, fuse=fuse)
     way = f'ftrain.training.read_crash("{tmp_path}")'
     assert (
@@ -86,7 +86,7 @@ def test_a_bundle_holds_the_state_before_the_step_and_its_batch(pipeline, tmp_pa
     batch = crash.batch(like=data.batch(0))
     np.testing.assert_array_equal(batch["x"], data.batch(22)["x"])
     facts = json.loads((tmp_path / "crash" / "23" / "crash.json").read_text())
-    assert facts["error"] == "NotFiniteError"
+    assert facts["error"] == "NonFiniteError"
     assert facts["state_step"] == 22
     assert facts["batch"]["indices"] == data.indices(22).tolist()
     assert facts["versions"]["jax"] == jax.__version__
@@ -101,7 +101,7 @@ def test_a_bundle_holds_the_state_before_the_step_and_its_batch(pipeline, tmp_pa
 
 def test_locate_names_the_first_leaf_in_the_error(pipeline):
     with pytest.raises(
-        NotFiniteError, match=r"at step 23; .*\nIt began in gradients/count \(nan\)\."
+        NonFiniteError, match=r"at step 23; .*\nIt began in gradients/count \(nan\)\."
     ):
         train(small(pipeline), [StopOnNaN(locate=True)], fuse=8)
 
@@ -137,7 +137,7 @@ def test_data_that_cannot_be_asked_keep_the_batch_and_the_newest_state(pipeline,
     data = small(pipeline)
     batches = [data.batch(step) for step in range(40)]
     saver = CheckpointSaver(tmp_path / "checkpoints", when=every(steps=5))
-    with pytest.raises(NotFiniteError):
+    with pytest.raises(NonFiniteError):
         train(iter(batches), [StopOnNaN(), CrashBundle(tmp_path), saver], fuse=1)
     crash = read_crash(tmp_path, 23)
     np.testing.assert_array_equal(crash.batch(like=batches[0])["x"], batches[22]["x"])
@@ -213,7 +213,7 @@ def test_a_hook_that_fails_leaves_no_bundle(pipeline, tmp_path):
 
 
 def test_a_crash_that_was_not_is_named(pipeline, tmp_path):
-    with pytest.raises(NotFiniteError):
+    with pytest.raises(NonFiniteError):
         train(small(pipeline), [StopOnNaN(), CrashBundle(tmp_path)])
     with pytest.raises(LookupError, match="there is no crash of step 7; the steps with one are 23"):
         read_crash(tmp_path, 7)
@@ -233,7 +233,7 @@ def test_a_run_in_a_directory_keeps_crashes_by_itself(pipeline, tmp_path):
         return jnp.log(params["b"]), {}
 
     quiet = ftrain.hooks.Logging(write=lambda line: None)
-    with pytest.raises(NotFiniteError):
+    with pytest.raises(NonFiniteError):
         ftrain.train(
             loss,
             init_params(),
@@ -248,7 +248,7 @@ def test_a_run_in_a_directory_keeps_crashes_by_itself(pipeline, tmp_path):
 
 def test_a_bundle_that_cannot_be_written_does_not_hide_the_error(pipeline, tmp_path):
     (tmp_path / "crash").write_text("in the way")
-    with pytest.raises(NotFiniteError) as caught:
+    with pytest.raises(NonFiniteError) as caught:
         train(small(pipeline), [StopOnNaN(), CrashBundle(tmp_path), StopAtStep(40)])
     assert any("closing failed too" in note for note in caught.value.__notes__)
 

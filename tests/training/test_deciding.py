@@ -26,7 +26,13 @@ def test_all_stop_at_the_step_that_was_decided_on(group):
     together = Consensus(group)
     together.begin(0, 0.0)
     group.handle(decided(0))
-    assert [together.go_on(step) for step in range(5)] == [True, True, True, False, False]
+    assert [together.agree_to_continue(step) for step in range(5)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert together.reason == "enough"
 
 
@@ -36,9 +42,9 @@ def test_what_an_earlier_loop_decided_too_late_is_nothing_to_the_next(group):
     together.begin(0, 0.0)
     group.handle({"hold": True})
     group.handle(decided(0))
-    assert together.go_on(3)
+    assert together.agree_to_continue(3)
     group.handle(decided(1))
-    assert not together.go_on(3)
+    assert not together.agree_to_continue(3)
 
 
 def test_loops_that_are_made_before_the_first_is_entered(group):

@@ -13,7 +13,7 @@ from regression import init_params, loss_fn, make_arrays
 from ftrain import TrainState, make_step, optimizers
 from ftrain.cluster import make_mesh
 from ftrain.data import ArraySource, Pipeline
-from ftrain.hooks import CheckpointSaver, FeedBatch, NotFiniteError, StopAtStep, StopOnNaN
+from ftrain.hooks import CheckpointSaver, FeedBatch, NonFiniteError, StopAtStep, StopOnNaN
 from ftrain.tasks.digits import classify, init_classifier
 from ftrain.training import Hook, Loop, at, every, first, fusion, never, timer
 from ftrain.training.compiled_step import CompiledStep
@@ -169,7 +169,7 @@ def test_a_nan_inside_of_a_fused_call_is_named_with_its_own_step():
             while not loop.should_stop():
                 loop.advance()
 
-    with pytest.raises(NotFiniteError, match="loss is nan at step 33;") as caught:
+    with pytest.raises(NonFiniteError, match="loss is nan at step 33;") as caught:
         train()
     assert caught.value.step == 33
 

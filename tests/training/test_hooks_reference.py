@@ -25,7 +25,7 @@ from ftrain.hooks import (
     FeedBatch,
     FinalOps,
     Logging,
-    NotFiniteError,
+    NonFiniteError,
     SaveListener,
     StepCounter,
     StopAtStep,
@@ -215,7 +215,7 @@ def recorded(case, *, without=()):
             if key in event
         }
         if event["who"] in ("with block", "constructor") and "error" in event:
-            kinds = {"NanLossDuringTrainingError": NotFiniteError}
+            kinds = {"NanLossDuringTrainingError": NonFiniteError}
             kind = event["error"]
             plain = {
                 "who": "with block",
@@ -581,7 +581,7 @@ def test_nan(fails, pipeline):
 def test_infinity_counts_too(pipeline):
     """The reference lets it pass."""
     error = drive([StopOnNaN("loss")], numbered(pipeline), [], loss=exploding(1, jnp.inf))
-    assert isinstance(error, NotFiniteError)
+    assert isinstance(error, NonFiniteError)
     assert error.step == 2
 
 

@@ -20,7 +20,7 @@ from ftrain.hooks import (
     CrashBundle,
     Evaluator,
     FeedBatch,
-    NotFiniteError,
+    NonFiniteError,
     StopAtStep,
     StopOnNaN,
     StopWhen,
@@ -343,7 +343,7 @@ def test_steps_whose_batches_hooks_have_changed_are_not_taken_again(pipeline, tm
     feed = FeedBatch(lambda step: {"extra": np.full(8, step, np.float32)})
     hooks = [feed, StopOnNaN(locate=True), CrashBundle(tmp_path)]
     with pytest.raises(
-        NotFiniteError, match=r"Where it began is unknown: steps cannot be taken again"
+        NonFiniteError, match=r"Where it began is unknown: steps cannot be taken again"
     ):
         drive(pipeline, hooks, step=make_step(loss, ADAM))
     crash = read_crash(tmp_path)
@@ -377,7 +377,7 @@ def test_a_step_of_ones_own_without_a_gradient_norm_is_guarded(pipeline):
         loss = jnp.where(state.step == 4, jnp.nan, 1.0)
         return state, {"loss": loss, "harmless": jnp.inf}
 
-    with pytest.raises(NotFiniteError, match="loss is nan at step 4"):
+    with pytest.raises(NonFiniteError, match="loss is nan at step 4"):
         drive(pipeline, [StopOnNaN()], step=step)
 
 
@@ -386,7 +386,7 @@ def test_a_bundle_keeps_batches_in_half_precision(pipeline, tmp_path):
         return jnp.sum(params["w"]) * jnp.sum(batch["x"].astype(jnp.float32)) + jnp.nan
 
     batch = {"x": np.ones((2, 3), ml_dtypes.bfloat16)}
-    with pytest.raises(NotFiniteError):
+    with pytest.raises(NonFiniteError):
         drive([batch] * 3, [StopOnNaN(), CrashBundle(tmp_path)], step=make_step(loss, ADAM))
     kept = read_crash(tmp_path).batch(like=batch)
     assert kept["x"].dtype == ml_dtypes.bfloat16

@@ -204,7 +204,7 @@ class Ragged(_SpecEntry):
 
 @dataclasses.dataclass(frozen=True)
 class Raw(_SpecEntry):
-    """One bytes value that holds an array's little-endian bytes: (n, *shape)."""
+    """One bytes value: the little-endian bytes of an array. A batch of n has shape (n, *shape)."""
 
     shape: tuple[int, ...]
     dtype: DType = "uint8"
@@ -338,7 +338,7 @@ def _check_single(name: str, column: Column, where: Where, entry: str) -> None:
         record = int(wrong.argmax())
         found = f"has {column.counts[record] or 'no'} values"
         raise SpecError(
-            f"{where(record)}: feature {name} {found}, expected 1, the bytes of {entry}; "
+            f"{where(record)}: feature {name} {found}, but {entry} expects one bytes value; "
             "use Ragged('bytes') for any number"
         )
 

@@ -117,10 +117,12 @@ def check_spec(spec: Mapping[str, Any], entries: tuple[type, ...]) -> None:
     """Raise TypeError for anything but `entries`, ValueError if two arrays would share a name."""
     names: set[str] = set()
     for name, entry in spec.items():
-        if not isinstance(name, str) or not isinstance(entry, entries):
+        if not isinstance(name, str):
+            raise TypeError(f"names of features must be strings, got {name!r}")
+        if not isinstance(entry, entries):
             expected = ", ".join(kind.__name__ for kind in entries)
             raise TypeError(
-                f"the spec of feature {name!r} is {entry!r}, expected a name and one of {expected}"
+                f"the spec of feature {name!r} is {entry!r}, expected one of {expected}"
             )
         for output in entry.outputs(name):
             if output in names or (output != name and output in spec):

@@ -130,7 +130,7 @@ def _is_unchanged(path: Path, status: os.stat_result) -> bool:
 
 
 def walk_frames(path: Path, on_damage: OnDamage, max_record_bytes: int) -> Frames:
-    """Return the frames of a plain file; "raise" reads headers only, "skip" verifies all data."""
+    """Return the frames of a plain file; with `on_damage="skip"` all data are verified."""
     return _follow_headers(path) if on_damage == "raise" else _verify_all(path, max_record_bytes)
 
 
