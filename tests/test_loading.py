@@ -14,7 +14,7 @@ from ftrain.hooks import CheckpointSaver
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A run of a config with two checkpoints, of which the first is the best by a made-up metric."""
+    """A run of a config with two checkpoints; by its metric the first is the best."""
     home = tmp_path_factory.mktemp("loading")
     config = write_config(home, steps=4, every=2)
     table = 'keep_best = 1\nbest_metric = "loss"\nbest_mode = "max"\nrestore_best = true\n'

@@ -37,8 +37,7 @@ from ftrain.storage import write_text
 from ftrain.tree import Tree, leaves_with_names, named_leaves
 
 RECORD = "warm_start.json"  # in the directory of a run: what it was started from
-_MODEL = ("params/", "model_state/")
-_DEFAULT = ("params/.*", "model_state/.*")
+_DEFAULT = ("params(/.*)?", "model_state(/.*)?")  # a tree may be a single array
 # Leaves of an optimizer's state that other programs do not have, and that it can do without.
 _OPTIONAL = re.compile(r"opt_state/(.*/)?(learning_rate|slots/remainder(/.*)?)")
 _SUGGESTED = 8  # missing names to find similar ones for: it is slow among many names
@@ -154,9 +153,7 @@ class HandOver:
         """Return `state` with the leaves of the model from the checkpoint, or with all others."""
         tree = unpack(state)
         leaves = [
-            self._load(name, leaf)
-            if name in self.sources and name.startswith(_MODEL) == model
-            else leaf
+            self._load(name, leaf) if name in self.sources and is_of_model(name) == model else leaf
             for name, leaf in leaves_with_names(tree)
         ]
         return pack_like(jax.tree.structure(tree).unflatten(leaves), state)
@@ -187,7 +184,7 @@ class HandOver:
 
     def _move_rows(self, name: str, old: np.ndarray, leaf: Any) -> np.ndarray:
         vocabs = self.vocabularies[name]
-        if name.startswith("params/"):
+        if is_of_model(name):
             key = jax.random.fold_in(jax.random.key(0), zlib.crc32(name.encode()))
             return transfer(vocabs, old, leaf.shape, key)
         fresh = np.asarray(leaf)  # slots of new rows keep their initial values
@@ -262,7 +259,7 @@ class _Finder:
             yield from slot_variables(slot, self._slots.get(slot.state, frozenset()))
 
     def _count_of(self, name: str, source: str | None) -> Count | None:
-        """Return the value of a leaf that counts: it may be stored in another type, or not at all."""
+        """Return the value of a leaf that counts, which may be stored as a float or not at all."""
         array = as_array(self._leaves[name])
         if array.shape != () or kind_of(array.dtype) is not np.integer:
             return None
@@ -327,19 +324,23 @@ class _Finder:
         return source.startswith("averages/") or source.endswith(f"/{AVERAGE}")
 
 
+def is_of_model(name: str) -> bool:
+    """Return True for a leaf of the parameters or of the model state."""
+    return name.partition("/")[0] in ("params", "model_state")
+
+
 def _start_averages(state: Tree) -> Tree:
     """Return a state whose averages are its parameters, as before a first update."""
     tree = unpack(state)
     named = leaves_with_names(tree)
-    params = {
-        name.removeprefix("params/"): leaf for name, leaf in named if name.startswith("params/")
-    }
+    params = {name: leaf for name, leaf in named if name.partition("/")[0] == "params"}
 
     def follow(name: str, leaf: Any) -> Any:
-        own = name.removeprefix("averages/")
-        if own == name or own not in params:
+        scope, slash, own = name.partition("/")
+        parameter = params.get(f"params{slash}{own}")
+        if scope != "averages" or parameter is None:
             return leaf
-        return jax.numpy.array(params[own], dtype=leaf.dtype)
+        return jax.numpy.array(parameter, dtype=leaf.dtype)
 
     leaves = [follow(name, leaf) for name, leaf in named]
     return pack_like(jax.tree.structure(tree).unflatten(leaves), state)

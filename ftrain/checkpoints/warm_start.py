@@ -173,9 +173,8 @@ def _expand(source: str, target: str, leaves: Mapping[str, Any]) -> dict[str, st
     inside = [name for name in _loadable(leaves) if name.startswith(_prefix(target))]
     if not inside:
         scopes = {name[: slash.end()] for name in leaves for slash in re.finditer("/", name)}
-        raise CheckpointError(
-            f"assignment_map: the tree has no leaf to load under {target}{suggest_names(target, scopes)}"
-        )
+        hint = suggest_names(target, scopes)
+        raise CheckpointError(f"assignment_map: the tree has no leaf to load under {target}{hint}")
     # In a tree that is one array the leaf has no name; then the scope is all of the source's name.
     return {
         name: (_prefix(source) + name.removeprefix(_prefix(target))).removesuffix("/")

@@ -113,10 +113,12 @@ def _print_hand_over(start: "HandOver", limit: int | None) -> None:
     """Print where leaves come from, first those of the model that keep their initial values."""
     from rich.table import Table
 
+    from ftrain.checkpoints.hand_over import is_of_model
+
     table = Table(box=None)
     table.add_column("leaf", overflow="fold")
     table.add_column("from", overflow="fold")
-    kept = [name for name in start.kept if name.startswith(("params/", "model_state/"))]
+    kept = [name for name in start.kept if is_of_model(name)]
     rows = [(name, "kept: its initial value") for name in kept]
     rows += [
         (name, f"{source} ({start.counts[name]})" if name in start.counts else source)

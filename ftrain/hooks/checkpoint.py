@@ -80,8 +80,8 @@ class CheckpointSaver(StateSaver):
             raise ValueError(f"on_error must be 'stop' or 'continue', got {on_error!r}")
         if restore_best and not keep_best:
             raise ValueError(
-                "restore_best needs keep_best, the number of best checkpoints to keep: set it to 1, "
-                "and best_metric and best_mode, such as 'eval/accuracy' and 'max'"
+                "restore_best needs keep_best, the number of best checkpoints to keep: set it to "
+                "1, and best_metric and best_mode, such as 'eval/accuracy' and 'max'"
             )
         self.when = when
         self.at_start = at_start

@@ -169,6 +169,13 @@ def test_averages_start_from_the_new_parameters_or_are_taken(tmp_path):
     assert values(averaged.averages) == values(averaged.params) == {"w": [3, 4]}
 
 
+def test_parameters_may_be_a_single_array(tmp_path):
+    state = state_of(jnp.zeros(2), ftrain.optimizers.adam(0.1), averages=True)
+    CheckpointManager(tmp_path).save(1, {"params": np.float32([1, 2])})
+    found = WarmStart(tmp_path)(state)
+    assert found.params.tolist() == found.averages.tolist() == [1, 2]
+
+
 # TensorFlow 1.
 
 

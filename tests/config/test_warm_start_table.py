@@ -66,7 +66,12 @@ rename = { "^x" = "y" }
 cast = true
 use_averages = true
 betas = [0.9, 0.98]
-vocabularies."params/w" = { new_vocab = ["a"], new_vocab_size = 1, num_oov_buckets = 2, old_vocab = "o.txt" }
+
+[warm_start.vocabularies."params/w"]
+new_vocab = ["a"]
+new_vocab_size = 1
+num_oov_buckets = 2
+old_vocab = "o.txt"
 """
     config.write_text(config.read_text() + table)
     warm_start = build(plan(load(config))).warm_start
