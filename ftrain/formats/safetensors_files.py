@@ -166,10 +166,10 @@ def open_safetensors(path: str | Path) -> SafetensorsFile | ShardedSafetensors:
 
 
 def find_safetensors(path: str | Path) -> Path | None:
-    """Return the file to open for a path: itself, or the index or the only file of a directory.
+    """Return the file to open for a path: itself, or the index or model.safetensors in a directory.
 
     None if it is neither a safetensors file nor a directory of them. A directory with several
-    files and no index, or with several indexes, is an error.
+    indexes, or with other safetensors files only, is an error.
     """
     path = Path(path)
     if path.name.endswith((SUFFIX, INDEX_SUFFIX)):
@@ -183,12 +183,13 @@ def find_safetensors(path: str | Path) -> Path | None:
         raise SafetensorsError(f"{path} has several indexes, {', '.join(indexes)}: name one")
     if indexes:
         return path / indexes[0]
-    if len(files) > 1:
+    single = f"model{SUFFIX}"
+    if files and single not in files:
         raise SafetensorsError(
-            f"{path} has {len(files)} safetensors files, but no model{INDEX_SUFFIX} that lists "
-            f"their arrays; name one file, such as {files[0]}"
+            f"{path} has safetensors files, but neither {single} nor model{INDEX_SUFFIX}, which "
+            f"lists their arrays; name one file, such as {files[0]}"
         )
-    return path / files[0] if files else None
+    return path / single if files else None
 
 
 class _Entry(NamedTuple):
@@ -200,10 +201,10 @@ class _Entry(NamedTuple):
 
 def _read_header(path: Path) -> tuple[int, dict[str, _Entry]]:
     """Return where the arrays start in a file, and the place of each."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
+        raise ValueError("is not a regular file")
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is not a regular file")
         prefix = file.read(8)
         if len(prefix) < 8:
             raise ValueError(f"has {len(prefix)} bytes, expected a header: it is cut off or empty")

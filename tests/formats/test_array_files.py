@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import struct
 import zipfile
 
@@ -102,11 +103,11 @@ def test_shards_are_one_checkpoint(tmp_path):
 
 
 def test_a_directory_with_one_file_is_that_file(tmp_path):
-    save_file({"a": filled((2,), "float32")}, tmp_path / "model.safetensors")
-    assert list(open_safetensors(tmp_path).variables) == ["a"]
-    save_file({"b": filled((2,), "float32")}, tmp_path / "other.safetensors")
-    with pytest.raises(SafetensorsError, match=r"has 2 safetensors files, but no model.*index"):
+    save_file({"a": filled((2,), "float32")}, tmp_path / "other.safetensors")
+    with pytest.raises(SafetensorsError, match=r"neither model.safetensors nor .*, such as other"):
         open_safetensors(tmp_path)
+    save_file({"b": filled((2,), "float32")}, tmp_path / "model.safetensors")
+    assert list(open_safetensors(tmp_path).variables) == ["b"]
 
 
 # Hostile files.
@@ -171,6 +172,12 @@ def test_a_file_that_shrinks_after_it_was_opened_is_an_error(tmp_path):
         opened.truncate(500)
     with pytest.raises(SafetensorsError, match="array 'a' was cut short while it was read"):
         file.read("a")
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "m.safetensors")
+    with pytest.raises(SafetensorsError, match="is not a regular file"):
+        SafetensorsFile(tmp_path / "m.safetensors")
 
 
 @pytest.mark.parametrize(
