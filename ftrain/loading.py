@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +38,39 @@ class LoadedModel:
     config: Mapping[str, Any] | None = None  # resolved, as in config.toml
     task: Task | None = None
 
-    def apply(self, batch: Any) -> Any:
-        """Return the outputs of the task's `predict` for a batch; compiled for each shape of it."""
-        given = (self.params, batch)
-        return self._predict(*given, *(() if self.model_state is None else (self.model_state,)))
+    def apply(self, *inputs: Any) -> Any:
+        """Return the outputs of the task's `predict` for a batch.
+
+        The model state, if there is one, is its last argument. It is compiled once for all inputs
+        of the same shapes.
+        """
+        return self._function(self.params, self.model_state, *inputs)
 
     @functools.cached_property
-    def _predict(self) -> Any:
+    def _function(self) -> Callable[..., Any]:
         if self.task is None:
             raise ConfigError(
                 f"{self.directory} has no {RUN_CONFIG}, which would name its task; "
                 "call your own function with `params` and `model_state`"
             )
-        if self.task.predict is None:
+        predict = self.task.predict
+        if predict is None:
             raise ConfigError(
                 f"{self.directory}: its task has no predict; return Task(predict=function), "
                 "(params, batch) -> outputs, or call your own function with `params`"
             )
-        return jax.jit(self.task.predict)
+        return jax.jit(
+            lambda params, model_state, *inputs: predict(
+                params, *inputs, *(() if model_state is None else (model_state,))
+            )
+        )
 
     def __repr__(self) -> str:
         count = len(jax.tree.leaves(self.params))
-        what = "by name, as the run has no config.toml" if self.config is None else "with its task"
-        return f"<model of {self.directory}, step {self.step}: {count} parameters {what}>"
+        what = "by name: the run has no config.toml" if self.config is None else "with its task"
+        return (
+            f"<model of {self.directory}, step {self.step}: {count} leaves of parameters, {what}>"
+        )
 
 
 def load(

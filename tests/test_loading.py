@@ -35,7 +35,7 @@ def test_a_model_is_loaded_and_applied_in_three_lines(home):
     assert model.config["optimizer"]["name"] == "adam"
     assert model.task is not None
     assert len(model.task.source) == 64
-    assert repr(model) == f"<model of {home}, step 4: 2 parameters with its task>"
+    assert repr(model) == f"<model of {home}, step 4: 2 leaves of parameters, with its task>"
 
 
 def test_the_step_is_a_number_a_name_or_the_result_of_the_run(home):
@@ -79,7 +79,7 @@ def test_a_run_without_a_config_is_loaded_by_name(tmp_path):
     np.testing.assert_array_equal(model.params["layers"]["0"]["w"], state.params["layers"][0]["w"])
     assert model.model_state["n"] == 3
     assert (model.step, model.config, model.task) == (3, None, None)
-    assert "by name, as the run has no config.toml" in repr(model)
+    assert "by name: the run has no config.toml" in repr(model)
     with pytest.raises(ConfigError, match=r"has no config.toml, which would name its task; call y"):
         model.apply({})
     assert ftrain.load(tmp_path, "best").step == 3
