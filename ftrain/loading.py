@@ -13,6 +13,7 @@ from ftrain.checkpoints import CheckpointManager, open_reader
 from ftrain.checkpoints.paths import StepName
 from ftrain.config import open_run
 from ftrain.config.load import ConfigError
+from ftrain.models import Model
 from ftrain.paths import RUN_CONFIG, local_path
 from ftrain.storage import exists, retry
 from ftrain.tasks import Task
@@ -39,10 +40,10 @@ class LoadedModel:
     task: Task | None = None
 
     def apply(self, *inputs: Any) -> Any:
-        """Return the outputs of the task's `predict` for a batch.
+        """Return the outputs of the task's `predict` for a batch; compiled once for each shape.
 
-        The model state, if there is one, is its last argument. It is compiled once for all inputs
-        of the same shapes.
+        The model state, if there is one, is its last argument. Without a `predict`, the model of
+        the task is applied to its inputs, as in evaluation.
         """
         return self._function(self.params, self.model_state, *inputs)
 
@@ -54,6 +55,9 @@ class LoadedModel:
                 "call your own function with `params` and `model_state`"
             )
         predict = self.task.predict
+        model = self.task.init
+        if predict is None and isinstance(model, Model):
+            return jax.jit(lambda params, state, *inputs: model.apply(params, state, *inputs)[0])
         if predict is None:
             raise ConfigError(
                 f"{self.directory}: its task has no predict; return Task(predict=function), "

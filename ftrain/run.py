@@ -31,8 +31,10 @@ from ftrain.hooks import (
 )
 from ftrain.hooks.checkpoint import LOCK
 from ftrain.launching.reporter import reporter_of_this_process
+from ftrain.models import Model
 from ftrain.optimizers import LearningRate
 from ftrain.paths import RUN_CONFIG, RUN_LOCK, local_path
+from ftrain.schedules import Schedule
 from ftrain.storage import exists
 from ftrain.training import (
     Hook,
@@ -227,7 +229,7 @@ class _DirectoryRecord(Recorder):
 
 def train(
     loss_fn: LossFunction,
-    params: Tree,
+    params: Tree | Model,
     data: Pipeline | Iterable[Any],
     *,
     optimizer: optax.GradientTransformation,
@@ -235,9 +237,9 @@ def train(
     hooks: Sequence[Hook] = (),
     directory: str | Path | None = None,
     seed: int = 0,
-    clip_global_norm: float | None = None,
+    clip_global_norm: float | Schedule | None = None,
     accumulate: int = 1,
-    averages: float | None = None,
+    averages: float | Schedule | None = None,
     averages_ramp: bool = False,
     averages_of: str | Sequence[str] = (),
     merge_rows: bool = True,
@@ -250,8 +252,10 @@ def train(
 ) -> TrainState:
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
 
-    With a `model_state`, such as the statistics of batch normalisation, the loss function is called
-    as `loss_fn(params, batch, rng, model_state)` and returns `(loss, metrics, model_state)`.
+    `params` is a tree of arrays, or an `ftrain.models.Model`, which is initialised from the seed
+    and has its own model state. With a `model_state`, such as the statistics of batch
+    normalisation, the loss function is called as `loss_fn(params, batch, rng, model_state)` and
+    returns `(loss, metrics, model_state)`.
 
     Ends after `steps` steps, at the end of the data, or if a hook stops it. With a `directory`, an
     interrupted run resumes from its newest checkpoint; Ctrl-C saves one before it raises
@@ -267,7 +271,8 @@ def train(
     `make_step`; `options` are those of `Loop`, see `LoopOptions`.
     """
     check_optimizer(optimizer)  # now, before anything is written
-    check_arrays("params", params)
+    if not isinstance(params, Model):
+        check_arrays("params", params)
     create = functools.partial(
         TrainState.create,
         params,

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ftrain.checkpoints import HandOver, WarmStart
     from ftrain.cluster.sharding import Sharding
     from ftrain.config import Plan
+    from ftrain.optimizers import Group
     from ftrain.training import TrainState
 
 _MAX_NOTICES = 3  # shown without --leaves
@@ -71,7 +72,9 @@ def check(
         {
             "task": job.plan.top["task"],
             "run directory": f"{job.directory}" + (" (of another run)" if differences else ""),
-            "parameters": f"{count_elements(state.params):,} in {leaf_count} leaves",
+            "parameters": f"{count_elements(state.params):,} in {leaf_count} leaves"
+            + _show_frozen(state),
+            **_model_state_facts(state),
             "state": f"{_show_size(state, specs, axes)} (parameters {parameter_size})",
             "examples": f"{examples:,}",
             "steps": f"{job.steps:,}, {job.steps * size / examples:,.1f} epochs",
@@ -87,6 +90,10 @@ def check(
     if start is not None:
         print()
         _print_hand_over(start, None if leaves else _MAX_TAKEN)
+        print()
+    if groups := job.groups():
+        print()
+        _print_groups(groups, state.params)
         print()
     if leaves or devices is not None:
         print()
@@ -129,6 +136,64 @@ def _print_hand_over(start: "HandOver", limit: int | None) -> None:
     print_table(table)
     if limit is not None and len(rows) > limit:
         print(f"and {len(rows) - limit} more; --leaves shows them")
+
+
+def _model_state_facts(state: "TrainState") -> dict[str, str]:
+    """Return the line about the model state, if there is one."""
+    import jax
+
+    from ftrain.tree import count_elements
+
+    leaves = jax.tree.leaves(state.model_state)
+    shown = f"{count_elements(state.model_state):,} in {len(leaves)} leaves"
+    return {"model state": shown} if leaves else {}
+
+
+def _show_frozen(state: "TrainState") -> str:
+    from ftrain.optimizers.parameter_group import frozen_names
+    from ftrain.tree import named_leaves
+
+    names = frozen_names(state.opt_state)
+    count = sum(leaf.size for name, leaf in named_leaves(state.params).items() if name in names)
+    return f", {count:,} of them frozen" if names else ""
+
+
+def _print_groups(groups: Sequence["Group"], params: Any) -> None:
+    """Print what each parameter group changes, and how many parameters it has."""
+    import jax
+    from rich.table import Table
+
+    from ftrain.optimizers.groups import groups_of
+
+    table = Table(box=None)
+    table.add_column("group", overflow="fold")
+    table.add_column("match", overflow="fold")
+    table.add_column("changes", overflow="fold")
+    table.add_column("leaves", justify="right")
+    table.add_column("parameters", justify="right", no_wrap=True)
+    own = groups_of(groups, params)
+    leaves = jax.tree.leaves(params)
+    for group in (*groups, None):
+        sizes = [leaf.size for leaf, each in zip(leaves, own, strict=True) if each is group]
+        shown = ("(all others)", "", "") if group is None else _describe_group(group)
+        table.add_row(*shown, f"{len(sizes):,}", f"{sum(sizes):,}")
+    print_table(table)
+
+
+def _describe_group(group: "Group") -> tuple[str, str, str]:
+    """Return the name of a group, its pattern, and what it changes."""
+    numbers = {
+        name: getattr(group, name)
+        for name in ("learning_rate", "learning_rate_scale", "weight_decay")
+    }
+    changes = ["frozen"] if group.freeze else []
+    changes += ["own optimizer"] if group.optimizer is not None else []
+    changes += [
+        f"{name} {'scheduled' if callable(value) else value}"
+        for name, value in numbers.items()
+        if value is not None
+    ]
+    return group.name, group.match, ", ".join(changes)
 
 
 def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:

@@ -36,7 +36,7 @@ def schedule(
     job = build(plan(load(config, overrides or [])))
     rate = job.learning_rate
     if rate is None:
-        name = job.plan.resolved()["optimizer"]["name"]
+        name = job.plan.resolved()["optimizer"].get("name", "of the chain")
         raise ConfigError(
             f"{config}: cannot draw the learning rate of {name}: expected exactly one learning_rate"
         )

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from ftrain.checkpoints import WarmStart
 from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.cluster import ProcessGroup, Sharding, batch_shard, split_batch
-from ftrain.config.call import Call, Named
+from ftrain.config.call import Call, GroupedCall, Named
 from ftrain.config.checking import call, named
-from ftrain.config.functions import OPTIMIZER, parameters
+from ftrain.config.functions import OPTIMIZER, TRANSFORM, parameters
 from ftrain.config.load import ConfigError
 from ftrain.config.plan import TASK_INPUT, Plan
 from ftrain.data import Pipeline
@@ -21,7 +21,8 @@ from ftrain.data.shapes import check_numbers
 from ftrain.data.source import Batch
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
-from ftrain.optimizers import LearningRate
+from ftrain.models import Model
+from ftrain.optimizers import Group, GroupError, LearningRate
 from ftrain.paths import local_path
 from ftrain.run import with_warm_start
 from ftrain.storage import is_transient, retry
@@ -110,10 +111,14 @@ class Job:
         return renew(state.params, state.model_state, state.rng)
 
     def _initial_state(self) -> TrainState:
-        init_rng, step_rng = jax.random.split(jax.random.key(self.plan.top["seed"]))
-        return self._create(self.task.init(init_rng), None, step_rng)
+        init = self.task.init
+        seed = jax.random.key(self.plan.top["seed"])
+        if not isinstance(init, Model):
+            init_rng, seed = jax.random.split(seed)
+            init = init(init_rng)
+        return self._create(init, None, seed)
 
-    def _create(self, params: Tree, model_state: Tree | None, rng: jax.Array) -> TrainState:
+    def _create(self, params: Tree | Model, model_state: Tree | None, rng: jax.Array) -> TrainState:
         return TrainState.create(
             params,
             self.optimizer,
@@ -137,6 +142,8 @@ class Job:
             metrics = jax.eval_shape(
                 spread(self.step, self.mesh, self.parallel), state, self._global_shapes(batch)
             )[1]
+        except GroupError as error:
+            raise self._refused_group(error) from None
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
@@ -144,6 +151,20 @@ class Job:
             ) from error
         self.shardings()
         return state, metrics
+
+    def groups(self) -> list[Group]:
+        """Return the parameter groups of the optimizer, the outermost if several have some."""
+        calls = self.plan.calls["optimizer"].every()
+        grouped = next((each for each in calls if isinstance(each, GroupedCall)), None)
+        return [] if grouped is None else [each.make() for each in grouped.arguments["groups"]]
+
+    def _refused_group(self, error: GroupError) -> ConfigError:
+        keys = [
+            f"{each.key}.match"
+            for each in self.plan.calls["optimizer"].every()
+            if each.function is Group and each.arguments["match"] == error.match
+        ]
+        return self.plan.config.error((*keys, "optimizer")[0], str(error))
 
     def _global_shapes(self, batch: Batch) -> Tree:
         """Return the shapes of the global batch, from this process's part."""
@@ -300,10 +321,12 @@ def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
 
 def _learning_rate(optimizer: Call) -> LearningRate | None:
     """Return the learning rate of an optimizer, or of the only optimizer in it that has one."""
+    if isinstance(optimizer, GroupedCall):
+        return _learning_rate(optimizer.arguments["optimizer"])
     if "learning_rate" in optimizer.arguments:
         rate = optimizer.arguments["learning_rate"]
         return rate.make() if isinstance(rate, (Call, Named)) else rate
-    inner = [nested for nested in optimizer.nested() if nested.kind is OPTIMIZER]
+    inner = [nested for nested in optimizer.nested() if nested.kind in (OPTIMIZER, TRANSFORM)]
     rates = [rate for rate in map(_learning_rate, inner) if rate is not None]
     if len(rates) != 1:
         return None

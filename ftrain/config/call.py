@@ -2,7 +2,7 @@
 
 import datetime
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,26 @@ class Call:
         """Return the calls among the arguments, in arrays and tables too."""
         return _calls_in(list(self.arguments.values()))
 
+    def every(self) -> Iterator["Call"]:
+        """Yield this call, and all calls in its arguments, at any depth."""
+        yield self
+        for nested in self.nested():
+            yield from nested.every()
+
     def _refused(self, message: str) -> ConfigError:
         blamed = next((name for name in self.arguments if name in message.split()), None)
         origin = self.config.origin(f"{self.key}.{blamed}") if blamed else self.config.path
         return ConfigError(f"{origin}: [{self.key}] {message}")
+
+
+@dataclass(frozen=True)
+class GroupedCall(Call):
+    """The call of `groups` with an optimizer whose table has the groups too."""
+
+    def resolved(self) -> Table:
+        """Return the table of the optimizer, with its groups."""
+        groups = as_toml(self.arguments["groups"])
+        return self.arguments["optimizer"].resolved() | {"groups": groups}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ftrain.config.call import Call, Default, Named, as_toml, is_toml
+import optax
+
+from ftrain.config.call import Call, Default, GroupedCall, Named, as_toml, is_toml
 from ftrain.config.forms import (
     Anything,
     Choice,
@@ -25,7 +27,9 @@ from ftrain.config.forms import (
     is_number,
 )
 from ftrain.config.functions import (
+    OPTIMIZER,
     TIMING,
+    TRANSFORM,
     UNKNOWN,
     Kind,
     Parameter,
@@ -36,6 +40,8 @@ from ftrain.config.functions import (
     suggest_or_list,
 )
 from ftrain.config.load import Config, ConfigError, Table
+from ftrain.config.transforms import with_schedules
+from ftrain.optimizers import Group, groups
 
 MAX_DEPTH = 32  # of nested tables
 
@@ -68,8 +74,13 @@ def component(
 ) -> Call:
     """Return a checked call of the function that a table names.
 
-    `given` are arguments that the builder adds if they are missing.
+    `given` are arguments that the builder adds if they are missing. A table of an optimizer may
+    also have `groups`, and `chain` instead of a name.
     """
+    if kind in (OPTIMIZER, TRANSFORM) and "groups" in table:
+        return _grouped(key, kind, table, config)
+    if kind in (OPTIMIZER, TRANSFORM) and "chain" in table and "name" not in table:
+        return _chain(key, kind, table, config)
     name = table.get("name")
     if not isinstance(name, str) or not name:
         known = ", ".join(kind.components())
@@ -78,9 +89,66 @@ def component(
         raise config.error(f"{key}.name", f"{'is missing' if name is None else wrong}; {hint}")
     function = resolve(kind, name, f"{key}.name", config)
     arguments = {name: value for name, value in table.items() if name != "name"}
+    if kind in (OPTIMIZER, TRANSFORM) and name.startswith("optax."):
+        known = parameters(function)
+        scheduled = [
+            each for each, value in arguments.items() if _is_scheduled(known.get(each), value)
+        ]
+        function = with_schedules(function, scheduled) if scheduled else function
     return call(
         key, function, arguments, config, kind=kind, name=name, given=given - arguments.keys()
     )
+
+
+def _is_scheduled(parameter: Parameter | None, value: Any) -> bool:
+    """True for a table of a schedule, for an argument that is only a number."""
+    if parameter is None or not isinstance(value, dict) or "name" not in value:
+        return False
+    forms = alternatives(parameter.form)
+    made = [form for form in forms if isinstance(form, Made) and form.role != "instance"]
+    others = [form for form in forms if isinstance(form, (Anything, Record, Entries))]
+    takes_number = any(isinstance(form, Plain) and fits(form, 0.5) for form in forms)
+    return takes_number and not made and not others
+
+
+def _grouped(key: str, kind: Kind, table: Table, config: Config) -> Call:
+    """Return the call of an optimizer with parameter groups."""
+    rest = {name: value for name, value in table.items() if name != "groups"}
+    optimizer = component(key, kind, rest, config)
+    tables = _tables(f"{key}.groups", table["groups"], config)
+    if not tables:
+        return optimizer
+    members = [
+        call(f"{key}.groups.{number}", Group, each, config) for number, each in enumerate(tables)
+    ]
+    return GroupedCall(key, groups, {"optimizer": optimizer, "groups": members}, config, kind)
+
+
+def _chain(key: str, kind: Kind, table: Table, config: Config) -> Call:
+    """Return the call of a chain of transforms."""
+    for name in table:
+        if name != "chain":
+            raise config.error(
+                f"{key}.{name}", "unknown key beside chain; it belongs to an entry of the chain"
+            )
+    tables = _tables(f"{key}.chain", table["chain"], config)
+    if not tables:
+        raise config.error(f"{key}.chain", "must have at least one entry")
+    entries = [
+        component(f"{key}.chain.{number}", TRANSFORM, each, config)
+        for number, each in enumerate(tables)
+    ]
+    return Call(key, _make_chain, {"chain": entries}, config, kind)
+
+
+def _make_chain(chain: list[optax.GradientTransformation]) -> optax.GradientTransformation:
+    return optax.chain(*chain)
+
+
+def _tables(key: str, value: Any, config: Config) -> list[Table]:
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise config.error(key, f"must be tables, [[{key}]], got {value!r:.200}")
+    return value
 
 
 def resolve(kind: Kind, name: str, key: str, config: Config) -> Callable[..., Any]:

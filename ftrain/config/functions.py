@@ -1,5 +1,6 @@
 """Functions that a config can name: how names are looked up, and what signatures accept."""
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -24,6 +25,7 @@ from ftrain.config.forms import (
     is_record,
     show_type,
 )
+from ftrain.config.transforms import clipping
 from ftrain.suggestions import suggest
 from ftrain.training import Hook, Trigger
 
@@ -254,17 +256,40 @@ class Kind:
         return found
 
 
+def _as_transform(made: Any) -> Any:
+    """Convert `optax.MultiSteps`; its own method would drop arguments of `update`."""
+    if not isinstance(made, optax.MultiSteps):
+        return made
+    # optax's type is for any state; this one is narrower.
+    return optax.GradientTransformationExtraArgs(made.init, made.update)  # pyright: ignore[reportArgumentType]
+
+
 TASK = Kind(tasks, "an ftrain.tasks.Task", tasks.Task, lambda made: isinstance(made, tasks.Task))
 OPTIMIZER = Kind(
     optimizers,
     "an optax.GradientTransformation",
     optax.GradientTransformation,
     lambda made: isinstance(made, optax.GradientTransformation),
-    hidden=frozenset({"sync_replicas"}),  # it has its own table
+    hidden=frozenset({"sync_replicas", "groups"}),  # they have their own tables
     others={"guard": gradients.guard, "loss_scaling": gradients.loss_scaling},
-    adapt=lambda made: (
-        made.gradient_transformation() if isinstance(made, optax.MultiSteps) else made
-    ),
+    adapt=_as_transform,
+)
+# An entry of a chain: an optimizer, or a change of the gradients for those after it.
+TRANSFORM = dataclasses.replace(
+    OPTIMIZER,
+    others={
+        **OPTIMIZER.others,
+        "densify": gradients.densify,
+        **{
+            each.__name__: clipping(each)
+            for each in (
+                gradients.clip_by_average_norm,
+                gradients.clip_by_global_norm,
+                gradients.clip_by_norm,
+                gradients.clip_by_value,
+            )
+        },
+    },
 )
 HOOK = Kind(
     hooks,

@@ -24,12 +24,14 @@ from ftrain.config.functions import (
     OPTIMIZER,
     SCHEDULE,
     TASK,
+    TRANSFORM,
     Kind,
     Parameter,
     parameters,
 )
 from ftrain.config.load import EXTENDS
 from ftrain.config.plan import HOOKS, SECTIONS, TOP
+from ftrain.optimizers import Group
 
 Schema = dict[str, Any]
 OTHER_NAMES = "[.:]"  # "optax.adamw" or "package.module:name", with unknown arguments
@@ -57,7 +59,8 @@ def json_schema(task: str | None = None) -> Schema:
     hook = definitions.component(HOOK, frozenset({"directory"}))
     properties[HOOKS] = {"type": "array", "items": hook}
     models = [_for_task(name, definitions.table(function)) for name, function in tasks.items()]
-    definitions.known["optimizer"] = definitions.component(OPTIMIZER)
+    definitions.known["optimizer"] = definitions.optimizer(OPTIMIZER)
+    definitions.known["transform"] = definitions.optimizer(TRANSFORM)
     definitions.known["schedule"] = definitions.component(SCHEDULE)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -88,6 +91,21 @@ class _Definitions:
             for name, function in kind.components().items()
         ]
         return {"anyOf": [*known, _OTHER]}
+
+    def optimizer(self, kind: Kind) -> Schema:
+        """Return the schema of optimizers: by name, or a chain; with parameter groups."""
+        groups = {"type": "array", "items": self._record(Group)}
+        known = self.component(kind)["anyOf"]
+        for table in known[:-1]:
+            table["properties"] |= {"groups": groups}
+        transforms = {"type": "array", "items": {"$ref": "#/$defs/transform"}, "minItems": 1}
+        chain = {
+            "type": "object",
+            "properties": {"chain": transforms, "groups": groups},
+            "required": ["chain"],
+            "additionalProperties": False,
+        }
+        return {"anyOf": [chain, *known]}
 
     def table(
         self,

@@ -9,7 +9,7 @@ is then the norm of the dense gradient. `Rows.sum_duplicates` merges other rows.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,13 @@ Bound = jax.typing.ArrayLike
 
 _MIN_SHARDED_SIZE = 1 << 16  # elements; below, sharding a sum costs more than it saves
 _replicating_mesh: ContextVar[Mesh | None] = ContextVar("replicating_mesh", default=None)
+
+
+class ScheduledState(NamedTuple):
+    """The state of a transform of `as_transform` with a schedule."""
+
+    # Updates so far. optax uses the same name, although tuples have a method `count`.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def clip_by_value(tree: Tree, clip_value_min: Bound, clip_value_max: Bound) -> Tree:
@@ -98,14 +105,33 @@ def clip_by_global_norm(
 def as_transform(
     function: Callable[..., Any], *arguments: Any, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Make a transform from a function over gradients: `as_transform(clip_by_norm, 1.0)`."""
+    """Make a transform from a function over gradients: `as_transform(clip_by_norm, 1.0)`.
 
-    def apply(gradients: Tree, params: Tree | None) -> Tree:
-        del params
-        result = function(gradients, *arguments, **options)
+    An argument that is itself a function is a schedule, of the number of updates.
+    """
+    is_scheduled = any(map(callable, (*arguments, *options.values())))
+
+    def apply(gradients: Tree, at: Callable[[Any], Any] = lambda value: value) -> Tree:
+        given = {name: at(value) for name, value in options.items()}
+        result = function(gradients, *map(at, arguments), **given)
         return result[0] if function is clip_by_global_norm else result
 
-    return optax.with_extra_args_support(optax.stateless(apply))
+    def update(
+        gradients: Tree, state: ScheduledState, params: Tree | None = None, **extra: Any
+    ) -> tuple[Tree, ScheduledState]:
+        del params, extra
+        clipped = apply(gradients, lambda each: each(state.count) if callable(each) else each)
+        return clipped, ScheduledState(state.count + 1)
+
+    if not is_scheduled:
+        return optax.with_extra_args_support(
+            optax.stateless(lambda gradients, params: apply(gradients))
+        )
+    # optax's type is for any state and parameters; these are narrower.
+    return optax.GradientTransformationExtraArgs(
+        lambda params: ScheduledState(jnp.zeros((), jnp.int32)),
+        update,  # pyright: ignore[reportArgumentType]
+    )
 
 
 @contextmanager

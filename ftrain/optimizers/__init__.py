@@ -5,6 +5,8 @@ from ftrain.optimizers.adagrad import adagrad, adagrad_da
 from ftrain.optimizers.adam import adam
 from ftrain.optimizers.ftrl import ftrl
 from ftrain.optimizers.gradient_descent import gradient_descent, momentum
+from ftrain.optimizers.groups import group_learning_rates, groups
+from ftrain.optimizers.parameter_group import Group, GroupError
 from ftrain.optimizers.proximal import proximal_adagrad, proximal_gradient_descent
 from ftrain.optimizers.rmsprop import rmsprop
 from ftrain.optimizers.rule import (
@@ -20,6 +22,8 @@ from ftrain.optimizers.sync_replicas import Arrivals, arrivals, averaged_params,
 
 __all__ = [
     "Arrivals",
+    "Group",
+    "GroupError",
     "LearningRate",
     "OptimizerState",
     "Rounding",
@@ -36,6 +40,8 @@ __all__ = [
     "ftrl",
     "get_slot",
     "gradient_descent",
+    "group_learning_rates",
+    "groups",
     "momentum",
     "proximal_adagrad",
     "proximal_gradient_descent",

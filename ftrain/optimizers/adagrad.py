@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 from ftrain.hyperparameters import check_positive
 from ftrain.optimizers.proximal import from_regularized_rule, shrink
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
+from ftrain.schedules import Scheduled, value_at
 
 
 def adagrad(
@@ -17,10 +18,11 @@ def adagrad(
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
     rounding: Rounding = "compensated",
+    weight_decay: Scheduled = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """Duchi et al. 2011: a += g * g; p -= lr * g / sqrt(a).
 
-    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
+    `slot_dtype`, `packed`, `rounding` and `weight_decay` are described at `from_rule`.
     """
     check_positive(initial_accumulator_value=initial_accumulator_value)
 
@@ -38,14 +40,15 @@ def adagrad(
         slot_dtype=slot_dtype,
         packed=packed,
         rounding=rounding,
+        weight_decay=weight_decay,
     )
 
 
 def adagrad_da(
     learning_rate: LearningRate,
     initial_gradient_squared_accumulator_value: float = 0.1,
-    l1_regularization_strength: float = 0.0,
-    l2_regularization_strength: float = 0.0,
+    l1_regularization_strength: Scheduled = 0.0,
+    l2_regularization_strength: Scheduled = 0.0,
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
@@ -66,10 +69,12 @@ def adagrad_da(
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
+        l1_now = value_at(l1, count, parameter.dtype)
+        l2_now = value_at(l2, count, parameter.dtype)
         time = (count + 1).astype(parameter.dtype)
         total = slots["gradient_accumulator"] + gradient
         squares = slots["gradient_squared_accumulator"] + gradient * gradient
-        new = -rate * shrink(total, l1 * time) / (l2 * time * rate + jnp.sqrt(squares))
+        new = -rate * shrink(total, l1_now * time) / (l2_now * time * rate + jnp.sqrt(squares))
         return new - parameter, {
             "gradient_accumulator": total,
             "gradient_squared_accumulator": squares,

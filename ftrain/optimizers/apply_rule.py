@@ -47,10 +47,14 @@ Update = jax.Array | Rows | None
 
 @dataclasses.dataclass(frozen=True)
 class RuleUpdate:
-    """A rule at one update: its learning rate and count, and how results are rounded."""
+    """A rule at one update: its numbers for one array, and how results are rounded.
+
+    Rate and weight decay are scalars, or vectors for a vector of several parameters.
+    """
 
     rule: Rule
     rate: jax.Array
+    weight_decay: jax.typing.ArrayLike | None
     count: jax.Array
     rounding: Rounding
     noise: Callable[[], jax.Array]  # makes a random key for one array; called only where needed
@@ -81,9 +85,10 @@ class RuleUpdate:
         if REMAINDER in before:
             exact += before.pop(REMAINDER)
         gradient = jnp.asarray(gradient, wide)
-        update, after = self.rule(
-            gradient, exact, before, rate=self.rate.astype(wide), count=self.count
-        )
+        rate = self.rate.astype(wide)
+        update, after = self.rule(gradient, exact, before, rate=rate, count=self.count)
+        if self.weight_decay is not None:
+            update -= rate * jnp.asarray(self.weight_decay, wide) * exact
         after = dict(after)
         keys = self._keys(parameter, slots, part)
         if is_narrow(parameter.dtype):

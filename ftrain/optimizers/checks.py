@@ -10,11 +10,14 @@ from jax.typing import DTypeLike
 
 from ftrain.gradients.rows import Rows, is_rows
 from ftrain.hyperparameters import check_finite
+from ftrain.schedules import Scheduled
 from ftrain.tree import Tree, leaves_like, leaves_with_names, named_leaves
 
 
 def check_at_init(
-    transform: optax.GradientTransformationExtraArgs, check: Callable[..., None], **values: float
+    transform: optax.GradientTransformationExtraArgs,
+    check: Callable[..., None],
+    **values: Scheduled,
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap `transform` so that its init checks these values, as TensorFlow 1 does."""
 

@@ -1,5 +1,10 @@
-"""Frozen parameters: those whose update is always zero, found by tracing the optimizer's update."""
+"""Frozen parameters: named by `groups`, or found by tracing the optimizer's update.
 
+`groups` states which parameters it freezes, so no gradient is computed for them. Those that
+optax's transforms freeze have an update that is always zero: the trace of the update shows it.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -10,7 +15,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from ftrain.gradients.rows import Rows, is_rows
 from ftrain.jaxpr import interpret
-from ftrain.tree import Tree, leaves_like, nodes_of
+from ftrain.optimizers.parameter_group import frozen_names
+from ftrain.tree import Tree, leaves_like, leaves_with_names, nodes_of
 
 # Operations whose result is zero if their first operand is zero.
 _LINEAR = {
@@ -34,6 +40,38 @@ _LINEAR = {
 _SUMS = {"add", "add_any", "concatenate", "max", "min", "sub"}  # zero if all operands are zero
 
 
+def without(tree: Tree, names: Collection[str]) -> Tree:
+    """Return `tree`, of parameters or gradients, with None in the place of the leaves named."""
+    if not names:
+        return tree
+    leaves = leaves_with_names(tree, is_leaf=is_rows)
+    structure = jax.tree.structure(tree, is_leaf=is_rows)
+    return structure.unflatten([None if name in names else leaf for name, leaf in leaves])
+
+
+def fill_in(tree: Tree, params: Tree) -> Tree:
+    """Return `tree`, made from `params` by `without`, with its missing leaves."""
+    leaves, structure = jax.tree.flatten(params)
+    pairs = zip(structure.flatten_up_to(tree), leaves, strict=True)
+    return structure.unflatten([leaf if own is None else own for own, leaf in pairs])
+
+
+def zero_missing(gradients: Tree, opt_state: Tree, params: Tree) -> Tree:
+    """Return gradients with zeros for frozen parameters, if a transform keeps a state for them.
+
+    Transforms of optax that sum gradients, before `groups` in a chain or around it, need a gradient
+    for every parameter.
+    """
+    ends = tuple(f"/{name}" for name in frozen_names(opt_state))
+    if not ends or not any(name.endswith(ends) for name, _ in leaves_with_names(opt_state)):
+        return gradients
+    leaves, structure = jax.tree.flatten(params)
+    pairs = zip(structure.flatten_up_to(gradients), leaves, strict=True)
+    return structure.unflatten(
+        [jnp.zeros_like(leaf) if own is None else own for own, leaf in pairs]
+    )
+
+
 def zero_frozen(
     gradients: Tree,
     optimizer: optax.GradientTransformation,
@@ -48,12 +86,12 @@ def zero_frozen(
     """
     if not nodes_of(opt_state, optax.MaskedState):  # no transform works on a part of the parameters
         return gradients
-    leaves, structure = jax.tree.flatten(gradients, is_leaf=is_rows)
     frozen = frozen_leaves(optimizer, gradients, opt_state, params, **extra)
-    if not any(frozen) or len(frozen) != len(leaves):
+    if not any(frozen):
         return gradients
-    pairs = zip(leaves, frozen, strict=True)
-    return structure.unflatten([_zero(leaf) if is_frozen else leaf for leaf, is_frozen in pairs])
+    pairs = zip(leaves_like(gradients, params, "gradients"), frozen, strict=True)
+    zeroed = [zero_like(leaf) if is_frozen else leaf for leaf, is_frozen in pairs]
+    return jax.tree.structure(params).unflatten(zeroed)
 
 
 def frozen_leaves(
@@ -96,7 +134,10 @@ def _dense_shape(
     return jax.ShapeDtypeStruct(jnp.shape(table), jnp.result_type(values))
 
 
-def _zero(gradient: jax.Array | Rows) -> jax.Array | Rows:
+def zero_like(gradient: jax.Array | Rows | None) -> jax.Array | Rows | None:
+    """Return a gradient of the same form that is zero."""
+    if gradient is None:
+        return None
     return gradient.map(jnp.zeros_like) if isinstance(gradient, Rows) else jnp.zeros_like(gradient)
 
 

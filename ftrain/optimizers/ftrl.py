@@ -9,16 +9,17 @@ from ftrain.hyperparameters import check_finite, check_not_negative, check_not_p
 from ftrain.optimizers.checks import check_at_init
 from ftrain.optimizers.proximal import shrink
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
+from ftrain.schedules import Scheduled, value_at
 
 
 def ftrl(
     learning_rate: LearningRate,
-    learning_rate_power: float = -0.5,
+    learning_rate_power: Scheduled = -0.5,
     initial_accumulator_value: float = 0.1,
-    l1_regularization_strength: float = 0.0,
-    l2_regularization_strength: float = 0.0,
-    l2_shrinkage_regularization_strength: float = 0.0,
-    beta: float = 0.0,
+    l1_regularization_strength: Scheduled = 0.0,
+    l2_regularization_strength: Scheduled = 0.0,
+    l2_shrinkage_regularization_strength: Scheduled = 0.0,
+    beta: Scheduled = 0.0,
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
@@ -40,27 +41,38 @@ def ftrl(
     check_finite(beta=beta)
     check_not_positive(learning_rate_power=learning_rate_power)
 
-    def power(accumulator: jax.Array) -> jax.Array:
-        is_root = isinstance(learning_rate_power, float) and learning_rate_power == -0.5
-        return jnp.sqrt(accumulator) if is_root else jnp.power(accumulator, -learning_rate_power)
-
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
-        del count
+        def at(number: Scheduled) -> float | jax.Array:
+            return value_at(number, count, parameter.dtype)
+
+        def power(accumulator: jax.Array) -> jax.Array:
+            exponent = at(learning_rate_power)
+            is_root = isinstance(exponent, float) and exponent == -0.5
+            return jnp.sqrt(accumulator) if is_root else jnp.power(accumulator, -exponent)
+
         accumulator = slots["accum"] + gradient * gradient
-        shrunk = gradient + 2 * l2_shrinkage_regularization_strength * parameter
+        shrunk = gradient + 2 * at(l2_shrinkage_regularization_strength) * parameter
         linear = (
             slots["linear"]
             + shrunk
             - (power(accumulator) - power(slots["accum"])) / rate * parameter
         )
-        curvature = power(accumulator) / rate + 2 * (l2_regularization_strength + beta / (2 * rate))
-        new = -shrink(linear, l1_regularization_strength) / curvature
+        curvature = power(accumulator) / rate + 2 * (
+            at(l2_regularization_strength) + at(beta) / (2 * rate)
+        )
+        new = -shrink(linear, at(l1_regularization_strength)) / curvature
         return new - parameter, {"accum": accumulator, "linear": linear}
 
     slots = {"accum": initial_accumulator_value, "linear": 0.0}
     transform = from_rule(
-        rule, learning_rate, slots, slot_dtype=slot_dtype, packed=packed, rounding=rounding
+        rule,
+        learning_rate,
+        slots,
+        slot_dtype=slot_dtype,
+        packed=packed,
+        rounding=rounding,
+        weight_decay=None,
     )
     return check_at_init(transform, check_not_negative, beta=beta)

@@ -6,6 +6,7 @@ from jax.typing import DTypeLike
 
 from ftrain.hyperparameters import check_not_negative
 from ftrain.optimizers.rule import LearningRate, Rounding, Slots, from_rule
+from ftrain.schedules import Scheduled, value_at
 
 
 def gradient_descent(
@@ -14,11 +15,13 @@ def gradient_descent(
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
     rounding: Rounding = "compensated",
+    weight_decay: Scheduled = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """p -= lr * g.
 
     The rule itself has no slots. `slot_dtype` and `packed`, described at `from_rule`, apply to the
-    remainders that `rounding` keeps for bfloat16 and float16 parameters.
+    remainders that `rounding` keeps for bfloat16 and float16 parameters. `weight_decay` is
+    described there too.
     """
 
     def rule(
@@ -27,30 +30,38 @@ def gradient_descent(
         del parameter, count
         return -rate * gradient, slots
 
-    return from_rule(rule, learning_rate, slot_dtype=slot_dtype, packed=packed, rounding=rounding)
+    return from_rule(
+        rule,
+        learning_rate,
+        slot_dtype=slot_dtype,
+        packed=packed,
+        rounding=rounding,
+        weight_decay=weight_decay,
+    )
 
 
 def momentum(
     learning_rate: LearningRate,
-    momentum: float,
+    momentum: Scheduled,
     use_nesterov: bool = False,
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
     rounding: Rounding = "compensated",
+    weight_decay: Scheduled = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """Polyak 1964: a = momentum * a + g; p -= lr * a, with Nesterov p -= lr * (g + momentum * a).
 
-    `slot_dtype`, `packed` and `rounding` are described at `from_rule`.
+    `slot_dtype`, `packed`, `rounding` and `weight_decay` are described at `from_rule`.
     """
     check_not_negative(momentum=momentum)
 
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
-        del parameter, count
-        accumulated = momentum * slots["momentum"] + gradient
-        direction = gradient + momentum * accumulated if use_nesterov else accumulated
+        kept = value_at(momentum, count, parameter.dtype)
+        accumulated = kept * slots["momentum"] + gradient
+        direction = gradient + kept * accumulated if use_nesterov else accumulated
         return -rate * direction, {"momentum": accumulated}
 
     return from_rule(
@@ -60,4 +71,5 @@ def momentum(
         slot_dtype=slot_dtype,
         packed=packed,
         rounding=rounding,
+        weight_decay=weight_decay,
     )

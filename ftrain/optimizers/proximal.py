@@ -14,12 +14,13 @@ from jax.typing import ArrayLike, DTypeLike
 from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
 from ftrain.optimizers.checks import check_at_init
 from ftrain.optimizers.rule import LearningRate, Rounding, Rule, Slots, from_rule
+from ftrain.schedules import Scheduled, value_at
 
 
 def proximal_gradient_descent(
     learning_rate: LearningRate,
-    l1_regularization_strength: float = 0.0,
-    l2_regularization_strength: float = 0.0,
+    l1_regularization_strength: Scheduled = 0.0,
+    l2_regularization_strength: Scheduled = 0.0,
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
@@ -36,8 +37,8 @@ def proximal_gradient_descent(
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
-        del count
-        new = _proximal_point(parameter - rate * gradient, rate, l1, l2)
+        strengths = _strengths_at(l1, l2, count, parameter)
+        new = _proximal_point(parameter - rate * gradient, rate, *strengths)
         return new - parameter, slots
 
     return from_regularized_rule(
@@ -48,8 +49,8 @@ def proximal_gradient_descent(
 def proximal_adagrad(
     learning_rate: LearningRate,
     initial_accumulator_value: float = 0.1,
-    l1_regularization_strength: float = 0.0,
-    l2_regularization_strength: float = 0.0,
+    l1_regularization_strength: Scheduled = 0.0,
+    l2_regularization_strength: Scheduled = 0.0,
     *,
     slot_dtype: DTypeLike | None = None,
     packed: bool | None = None,
@@ -68,10 +69,10 @@ def proximal_adagrad(
     def rule(
         gradient: jax.Array, parameter: jax.Array, slots: Slots, rate: jax.Array, count: jax.Array
     ):
-        del count
+        strengths = _strengths_at(l1, l2, count, parameter)
         accumulator = slots["accumulator"] + gradient * gradient
         own_rate = rate * jax.lax.rsqrt(accumulator)
-        new = _proximal_point(parameter - own_rate * gradient, own_rate, l1, l2)
+        new = _proximal_point(parameter - own_rate * gradient, own_rate, *strengths)
         return new - parameter, {"accumulator": accumulator}
 
     slots = {"accumulator": initial_accumulator_value}
@@ -85,7 +86,13 @@ def shrink(values: jax.Array, threshold: ArrayLike) -> jax.Array:
     return jnp.sign(values) * jnp.maximum(jnp.abs(values) - threshold, 0)
 
 
-def _proximal_point(stepped: jax.Array, rate: jax.Array, l1: float, l2: float) -> jax.Array:
+def _strengths_at(
+    l1: Scheduled, l2: Scheduled, count: jax.Array, parameter: jax.Array
+) -> tuple[ArrayLike, ArrayLike]:
+    return value_at(l1, count, parameter.dtype), value_at(l2, count, parameter.dtype)
+
+
+def _proximal_point(stepped: jax.Array, rate: jax.Array, l1: ArrayLike, l2: ArrayLike) -> jax.Array:
     """argmin over p of |p - stepped|**2 / (2 rate) + l1 |p| + l2 p**2 / 2."""
     return shrink(stepped, rate * l1) / (1 + l2 * rate)
 
@@ -94,12 +101,12 @@ def from_regularized_rule(
     rule: Rule,
     learning_rate: LearningRate,
     slots: Mapping[str, float],
-    l1: float,
-    l2: float,
+    l1: Scheduled,
+    l2: Scheduled,
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """`from_rule`, with a check of the strengths; of their signs in `init`, as in TensorFlow 1."""
     strengths = {"l1_regularization_strength": l1, "l2_regularization_strength": l2}
     check_finite(**strengths)
-    transform = from_rule(rule, learning_rate, slots, **options)
+    transform = from_rule(rule, learning_rate, slots, weight_decay=None, **options)
     return check_at_init(transform, check_not_negative, **strengths)

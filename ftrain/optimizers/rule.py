@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from ftrain.gradients.rows import Rows, to_dense
+from ftrain.hyperparameters import check_not_negative
 from ftrain.optimizers.apply_rule import Gradient, Rule, RuleUpdate, Slots
 from ftrain.optimizers.checks import (
     check_dtype,
@@ -16,17 +17,24 @@ from ftrain.optimizers.checks import (
     check_real,
     leaves_of_gradients,
 )
+from ftrain.optimizers.parameter_group import (
+    Group,
+    GroupError,
+    GroupsState,
+    LeafGroups,
+)
 from ftrain.optimizers.rounding import REMAINDER, Rounding, check_rounding, is_narrow, noise_key
 from ftrain.optimizers.slots import (
     OptimizerState,
     fill,
     join_gradients,
+    join_numbers,
     layout_of,
     split_updates,
 )
 from ftrain.packed import plan
-from ftrain.schedules import Schedule
-from ftrain.tree import Tree
+from ftrain.schedules import Scheduled, value_at
+from ftrain.tree import Tree, leaves_with_names, nodes_of
 
 __all__ = [
     "LearningRate",
@@ -38,7 +46,7 @@ __all__ = [
     "from_rule",
 ]
 
-LearningRate = float | jax.Array | Schedule
+LearningRate = Scheduled
 
 
 def from_rule(
@@ -50,6 +58,7 @@ def from_rule(
     packed: bool | None = None,
     lazy: bool = True,
     rounding: Rounding = "compensated",
+    weight_decay: Scheduled | None = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """Make an optax transform that applies `rule` to every leaf, and to the rows that `Rows` list.
 
@@ -75,6 +84,9 @@ def from_rule(
         parameter and remainder together follow the float32 trajectory, for 4 bytes a parameter.
         "stochastic" rounds up or down at random, correct on average, and needs no memory.
         "nearest" loses such updates: a parameter may stop moving.
+      weight_decay: p -= lr * weight_decay * p, besides the update of the rule, as in AdamW; a
+        number or a schedule of the number of updates. Rows that `Rows` do not list keep their
+        values. None for a rule that must not be combined with it.
     """
     slots = dict(slots or {})
     if REMAINDER in slots:
@@ -84,9 +96,10 @@ def from_rule(
     check_learning_rate(learning_rate)
     check_dtype(slot_dtype=slot_dtype)
     check_rounding(rounding)
+    check_not_negative(weight_decay=weight_decay)
 
     def rate(count: jax.Array) -> jax.Array:
-        return jnp.asarray(learning_rate(count) if callable(learning_rate) else learning_rate)
+        return jnp.asarray(value_at(learning_rate, count))
 
     def names_of(params: Tree) -> list[str]:
         is_compensated = rounding == "compensated" and any(
@@ -106,7 +119,12 @@ def from_rule(
         return OptimizerState(count, jnp.array(rate(count), jnp.float32), filled)
 
     def update(
-        gradients: Tree, state: OptimizerState, params: Tree | None = None, **extra_args: Any
+        gradients: Tree,
+        state: OptimizerState,
+        params: Tree | None = None,
+        *,
+        leaf_groups: LeafGroups | None = None,  # from `groups`
+        **extra_args: Any,
     ) -> tuple[Tree, OptimizerState]:
         del extra_args  # for other transforms in a chain
         if params is None:
@@ -121,10 +139,24 @@ def from_rule(
             given = jax.tree.leaves(to_dense(given, leaves), is_leaf=lambda node: node is None)
         layout = layout_of(state.slots, params)
         now = rate(state.count)
+        own_groups = _groups_of(params, leaf_groups)
+        rates, decays = _numbers(own_groups, now, weight_decay, state.count)
 
-        def apply(number: int, gradient: Gradient, parameter: jax.Array, *values: jax.Array | None):
+        def apply(
+            number: int,
+            gradient: Gradient,
+            parameter: jax.Array,
+            own_rate: jax.Array,
+            decay: jax.typing.ArrayLike | None,
+            *values: jax.Array | None,
+        ):
             rule_update = RuleUpdate(
-                rule, now, state.count, rounding, lambda: noise_key(state.count, number)
+                rule,
+                own_rate,
+                decay,
+                state.count,
+                rounding,
+                lambda: noise_key(state.count, number),
             )
             own = {
                 name: value for name, value in zip(names, values, strict=True) if value is not None
@@ -134,7 +166,12 @@ def from_rule(
 
         columns = [layout.arrays(state.slots[name]) for name in names]
         arrays = zip(
-            join_gradients(layout, given, leaves), layout.join(leaves), *columns, strict=True
+            join_gradients(layout, given, leaves),
+            layout.join(leaves),
+            join_numbers(layout, rates, leaves),
+            join_numbers(layout, decays, leaves),
+            *columns,
+            strict=True,
         )
         results = [apply(number, *array) for number, array in enumerate(arrays)]
         split = split_updates(layout, [update for update, _ in results], given)
@@ -148,6 +185,34 @@ def from_rule(
         init,
         update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
     )
+
+
+def _groups_of(params: Tree, groups: LeafGroups | None) -> list[Group | None]:
+    """Return the group of each parameter."""
+    if groups is None:
+        return [None] * len(jax.tree.leaves(params))
+    return [groups.find(name) for name, _ in leaves_with_names(params)]
+
+
+def _numbers(
+    groups: list[Group | None], rate: jax.Array, weight_decay: Scheduled | None, count: jax.Array
+) -> tuple[list[jax.Array], list[jax.typing.ArrayLike | None]]:
+    """Return each parameter's learning rate and weight decay; the same object for one group."""
+    rates: dict[Group | None, jax.Array] = {}
+    decays: dict[Group | None, jax.typing.ArrayLike | None] = {}
+    for group in dict.fromkeys(groups):
+        rates[group] = rate if group is None else group.rate(rate, count)
+        decay = None if group is None else group.weight_decay
+        if decay is not None and weight_decay is None:
+            raise GroupError(
+                group.match if group is not None else "",
+                "weight_decay: this optimizer has none, because its update is not a step from the "
+                "parameters; use its l2_regularization_strength",
+            )
+        decay = weight_decay if decay is None else decay
+        is_zero = isinstance(decay, (int, float)) and decay == 0
+        decays[group] = None if decay is None or is_zero else value_at(decay, count)
+    return [rates[group] for group in groups], [decays[group] for group in groups]
 
 
 def _check_state(state: object, names: list[str]) -> None:
@@ -189,12 +254,20 @@ def current_learning_rate(opt_state: Tree) -> jax.Array | None:
     """Return the learning rate of the newest update; None if the state does not hold one.
 
     The states of ftrain's optimizers and of `optax.inject_hyperparams` do; plain optax closes over
-    its rate.
+    its rate. With `groups`, this is the rate of the parameters that are in none.
     """
+    while nodes_of(opt_state, GroupsState):
+        opt_state = jax.tree.map(
+            lambda node: node.base if isinstance(node, GroupsState) else node,
+            opt_state,
+            is_leaf=lambda node: isinstance(node, GroupsState),
+        )
     shown = optax.tree.get_all_with_path(opt_state, "learning_rate", _is_rate)
     return jnp.asarray(shown[0][1], jnp.float32) if shown else None
 
 
 def _is_rate(path: tuple[Any, ...], value: Any) -> bool:
     # A parameter may have the same name inside a slot tree; a rate is a scalar outside of them.
-    return jnp.ndim(value) == 0 and not any(getattr(key, "name", None) == "slots" for key in path)
+    # `optax.inject_hyperparams` also keeps the state of a schedule under its name.
+    is_number = isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0
+    return is_number and not any(getattr(key, "name", None) == "slots" for key in path)

@@ -1,11 +1,11 @@
 """Slots: what an optimizer keeps for each parameter, packed in vectors for many small ones."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from ftrain.gradients.rows import Rows
 from ftrain.optimizers.apply_rule import Gradient, Masked, Update
@@ -116,6 +116,25 @@ def join_gradients(
         if any(gradient is None or isinstance(gradient, Rows) for gradient, _ in own):
             vector = Masked(vector, join([_mask(gradient, leaf) for gradient, leaf in own]))
         joined.append(vector)
+    return joined
+
+
+def join_numbers(
+    layout: Layout, numbers: Sequence[ArrayLike | None], leaves: Sequence[jax.Array]
+) -> list[Any]:
+    """Arrange a number for each parameter as the layout stores them; None is zero.
+
+    The number of a vector is a scalar if its parameters share one, and else a vector.
+    """
+    joined = layout.apart(numbers)
+    for group in layout.groups():
+        members = layout.members(group)
+        first = numbers[members[0]]
+        if all(numbers[n] is first for n in members):
+            joined.append(first)
+            continue
+        values = [0 if number is None else number for number in numbers]
+        joined.append(join([jnp.full(leaves[n].shape, values[n], float) for n in members]))
     return joined
 
 

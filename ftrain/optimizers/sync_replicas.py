@@ -17,7 +17,10 @@ from ftrain.gradients.rows import is_rows
 from ftrain.gradients.rows_fallback import RowsNotSupportedError
 from ftrain.hyperparameters import check_count, check_fraction
 from ftrain.optimizers.checks import leaves_of_gradients
+from ftrain.optimizers.frozen import without
+from ftrain.optimizers.parameter_group import frozen_names
 from ftrain.optimizers.rule import apply_updates
+from ftrain.schedules import Schedule, value_at
 from ftrain.tree import Tree, leaves_with_names, nodes_of, wide_dtype
 
 
@@ -48,7 +51,7 @@ def sync_replicas(
     replicas_to_aggregate: int,
     total_num_replicas: int | None = None,
     *,
-    averages: float | None = None,
+    averages: float | Schedule | None = None,
     averages_ramp: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap `optimizer`: apply it to the mean gradient of `replicas_to_aggregate` replicas.
@@ -74,7 +77,7 @@ def sync_replicas(
     Args:
       total_num_replicas: the number of replicas, by default `replicas_to_aggregate`. It only
         limits the contributions of one arrival, to the larger of the two.
-      averages: the decay of moving averages of the parameters, as in
+      averages: the decay of moving averages of the parameters, or a schedule of it, as in
         `ftrain.averages.update_averages`. `averaged_params` reads them. No transform after this one
         may change the updates.
       averages_ramp: use a smaller decay for the first updates, as with `num_updates` there.
@@ -91,12 +94,14 @@ def sync_replicas(
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> SyncReplicasState:
+        inner_state = inner.init(params)
+        summed = without(params, frozen_names(inner_state))
         return SyncReplicasState(
-            inner=inner.init(params),
+            inner=inner_state,
             arrivals=Arrivals(*(jnp.zeros((), jnp.int32) for _ in Arrivals._fields)),
             sums=None
             if needed == 1
-            else jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=wide_dtype(leaf)), params),
+            else jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=wide_dtype(leaf)), summed),
             averages=None
             if averages is None
             else jax.tree.map(lambda leaf: jnp.array(leaf, wide_dtype(leaf)), params),
@@ -113,6 +118,7 @@ def sync_replicas(
     ) -> tuple[Tree, SyncReplicasState]:
         _check_call(state, params, needed > 1, averages is not None)
         before = state.arrivals
+        gradients = without(gradients, frozen_names(state.inner))
         offered = _contributions(contributions, max(needed, total))
         counted = (
             offered
@@ -140,7 +146,8 @@ def sync_replicas(
             updates, inner_state = inner.update(gradients, inner_state, params, **extra)
             if averages is not None:
                 count = before.updates + 1 if averages_ramp else None
-                means = update_averages(means, apply_updates(params, updates), averages, count)
+                decay = value_at(averages, before.updates, jnp.float32)
+                means = update_averages(means, apply_updates(params, updates), decay, count)
             return updates, (inner_state, sums, means)
 
         rounds = optax.GradientTransformationExtraArgs(

@@ -9,15 +9,18 @@ from ftrain.schedules.cosine import (
 )
 from ftrain.schedules.decay import (
     Schedule,
+    Scheduled,
     exponential_decay,
     inverse_time_decay,
     natural_exp_decay,
     piecewise_constant,
     polynomial_decay,
+    value_at,
 )
 
 __all__ = [
     "Schedule",
+    "Scheduled",
     "cosine_decay",
     "cosine_decay_restarts",
     "exponential_decay",
@@ -29,6 +32,7 @@ __all__ = [
     "noisy_linear_cosine_decay",
     "piecewise_constant",
     "polynomial_decay",
+    "value_at",
     "warmup",
     "warmup_stable_decay",
 ]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ftrain.hyperparameters import check_finite, check_not_negative, check_positive
-from ftrain.schedules.decay import Schedule, Step, as_float
+from ftrain.schedules.decay import Schedule, Step, as_float, value_at
 
 
 def warmup(schedule: float | Schedule, warmup_steps: int) -> Schedule:
@@ -15,7 +15,7 @@ def warmup(schedule: float | Schedule, warmup_steps: int) -> Schedule:
     check_finite(schedule=schedule)
 
     def warmed(step: Step) -> jax.Array:
-        return jnp.minimum(as_float(step) / warmup_steps, 1.0) * _at(schedule, step)
+        return jnp.minimum(as_float(step) / warmup_steps, 1.0) * value_at(schedule, step)
 
     return warmed
 
@@ -37,9 +37,11 @@ def join(schedules: Sequence[float | Schedule], boundaries: Sequence[int]) -> Sc
 
     def joined(step: Step) -> jax.Array:
         now = jnp.asarray(step)
-        value = jnp.asarray(_at(schedules[0], now))
+        value = jnp.asarray(value_at(schedules[0], now))
         for boundary, schedule in zip(boundaries, schedules[1:], strict=True):
-            value = jnp.where(now < boundary, value, _at(schedule, jnp.maximum(now - boundary, 0)))
+            value = jnp.where(
+                now < boundary, value, value_at(schedule, jnp.maximum(now - boundary, 0))
+            )
         return value
 
     return joined
@@ -78,7 +80,3 @@ def inverse_sqrt(learning_rate: float, warmup_steps: int) -> Schedule:
         )
 
     return schedule
-
-
-def _at(schedule: float | Schedule, step: Step) -> jax.typing.ArrayLike:
-    return schedule(step) if callable(schedule) else schedule

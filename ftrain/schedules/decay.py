@@ -1,4 +1,4 @@
-"""The type of schedules; exponential, inverse time, polynomial and piecewise constant decay."""
+"""The types of schedules; exponential, inverse time, polynomial, piecewise constant decay."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,6 +9,14 @@ from ftrain.hyperparameters import check_finite, check_positive
 
 Step = jax.typing.ArrayLike
 Schedule = Callable[[Step], jax.typing.ArrayLike]
+Scheduled = float | jax.Array | Schedule  # a number, constant or changing
+
+
+def value_at(
+    number: Scheduled, step: Step, dtype: jax.typing.DTypeLike | None = None
+) -> float | jax.Array:
+    """Return the value of a number at a step; that of a schedule in `dtype`."""
+    return jnp.asarray(number(step), dtype) if callable(number) else number
 
 
 def as_float(step: Step) -> jax.Array:

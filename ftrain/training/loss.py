@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from ftrain.gradients import loss_scale, map_values, value_and_grad
 from ftrain.gradients.accumulation import Differentiated, average
 from ftrain.gradients.means import WeightedMean, is_weighted
+from ftrain.optimizers.frozen import fill_in, without
+from ftrain.optimizers.parameter_group import frozen_names
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree, wide_dtype, widen
 
@@ -71,8 +73,8 @@ def _check_form(loss_fn: LossFunction, given: tuple[Any, ...]) -> None:
     except TypeError as error:
         form = "(params, batch, rng)" if len(given) == 3 else "(params, batch, rng, model_state)"
         other = (
-            "; a loss_fn with a fourth argument needs a model state: "
-            "TrainState.create(..., model_state=...), or train(..., model_state=...)"
+            ", because the state has no model_state; a fourth argument needs a model that has one, "
+            "or train(..., model_state=...), TrainState.create(..., model_state=...)"
             if len(given) == 3
             else ", because the state has a model_state"
         )
@@ -92,10 +94,15 @@ def differentiate(
     *,
     merge_rows: bool = True,
 ) -> tuple[Differentiated, Tree]:
-    """Return loss, metrics, gradients and new model state of a batch in `parts` microbatches."""
-    scale = loss_scale(state.opt_state)
+    """Return loss, metrics, gradients and new model state of a batch in `parts` microbatches.
 
-    def scaled(params: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
+    Parameters that `ftrain.optimizers.groups` freezes have no gradient: None.
+    """
+    scale = loss_scale(state.opt_state)
+    trained = without(state.params, frozen_names(state.opt_state))
+
+    def scaled(trained: Tree, batch: Batch, rng: jax.Array, model_state: Tree):
+        params = fill_in(trained, state.params)
         loss, (metrics, model_state) = objective(params, batch, rng, model_state)
         return _scale(loss, scale), (loss, metrics, model_state)
 
@@ -105,7 +112,7 @@ def differentiate(
         own_rng = rng if number is None else jax.random.fold_in(rng, number)
         followed = value_and_grad(scaled, has_aux=True, merge_rows=merge_rows)
         (_, (loss, metrics, model_state)), gradients = followed(
-            state.params, batch, own_rng, model_state
+            trained, batch, own_rng, model_state
         )
         if scale is not None:
             gradients = _unscale(gradients, scale)

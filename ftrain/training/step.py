@@ -20,9 +20,17 @@ from ftrain.gradients import (
 from ftrain.gradients.guard import check_transform
 from ftrain.gradients.means import Axis, value_of
 from ftrain.hyperparameters import check_count, check_fraction
-from ftrain.optimizers import LearningRate, apply_updates, current_learning_rate
+from ftrain.optimizers import (
+    LearningRate,
+    apply_updates,
+    current_learning_rate,
+    group_learning_rates,
+)
 from ftrain.optimizers.checks import check_parameters
-from ftrain.optimizers.frozen import zero_frozen
+from ftrain.optimizers.frozen import without, zero_frozen, zero_missing
+from ftrain.optimizers.parameter_group import frozen_names
+from ftrain.schedules import Schedule, value_at
+from ftrain.training.fingerprint import fingerprint
 from ftrain.training.loss import (
     Batch,
     LossFunction,
@@ -43,9 +51,9 @@ def make_step(
     loss_fn: LossFunction,
     optimizer: optax.GradientTransformation,
     *,
-    clip_global_norm: float | None = None,
+    clip_global_norm: float | Schedule | None = None,
     accumulate: int = 1,
-    averages: float | None = None,
+    averages: float | Schedule | None = None,
     averages_ramp: bool = False,
     merge_rows: bool = True,
     learning_rate: LearningRate | None = None,
@@ -57,7 +65,9 @@ def make_step(
     (before clipping); with an optimizer that skips updates, such as one in a `guard`, also
     `update_skipped` and `updates_skipped`, and with `loss_scaling` the `loss_scale`. A table that
     is read through `ftrain.gradients.lookup` gets a row-sparse gradient, if the optimizer accepts
-    one. Parameters that the optimizer freezes, by `optax.set_to_zero()`, do not count in the norm.
+    one. Parameters that the optimizer freezes, by `ftrain.optimizers.groups` or
+    `optax.set_to_zero()`, do not count in the norm. Groups with their own learning rate show it as
+    `learning_rate/NAME`.
 
     Args:
       loss_fn: `(params, batch, rng) -> loss` or `-> (loss, metrics)`; if the state has a model
@@ -65,12 +75,13 @@ def make_step(
         each metric is a scalar, which counts as a mean over examples, or a `ftrain.WeightedMean`:
         return that for any other mean, such as one over unmasked tokens, whose number differs
         between parts of a batch.
-      clip_global_norm: the largest global norm of the gradients; longer ones are scaled down.
+      clip_global_norm: the largest global norm of the gradients; longer ones are scaled down. It
+        may be a schedule, of the step.
       accumulate: the number of microbatches that a batch is split into, to save memory. Each has
         its own random numbers.
-      averages: the decay of moving averages of the parameters, a -= (1 - decay) * (a - p); create
-        the state with `averages=True`, or with a pattern for some of them. Averages of a table cost
-        time for all of its rows.
+      averages: the decay of moving averages of the parameters, a -= (1 - decay) * (a - p), or a
+        schedule of it; create the state with `averages=True`, or with a pattern for some of them.
+        Averages of a table cost time for all of its rows.
       averages_ramp: use the smaller of `averages` and (1 + n) / (10 + n) as the decay of step n, so
         that averages leave the initial parameters quickly: `num_updates` of TensorFlow 1's
         ExponentialMovingAverage.
@@ -84,7 +95,7 @@ def make_step(
       learning_rate: shown in the metrics for an optimizer whose state has no learning rate, such as
         those of optax; without it they show NaN.
     """
-    if clip_global_norm is not None and not clip_global_norm > 0:  # infinity clips nothing
+    if isinstance(clip_global_norm, (int, float)) and not clip_global_norm > 0:  # may be infinite
         raise ValueError(f"clip_global_norm must be > 0, got {clip_global_norm}")
     check_fraction(averages=averages)
     check_count(accumulate=accumulate)
@@ -109,9 +120,9 @@ class TrainStep:
     loss_fn: LossFunction
     optimizer: optax.GradientTransformation
     _: dataclasses.KW_ONLY
-    clip_global_norm: float | None
+    clip_global_norm: float | Schedule | None
     accumulate: int
-    averages: float | None
+    averages: float | Schedule | None
     averages_ramp: bool
     merge_rows: bool
     learning_rate: LearningRate | None
@@ -125,7 +136,11 @@ class TrainStep:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that change what the step computes, by the names of their arguments."""
-        return {name: getattr(self, name) for name in SETTINGS}
+        values = {name: getattr(self, name) for name in SETTINGS}
+        return {
+            name: _describe_schedule(value) if callable(value) else value
+            for name, value in values.items()
+        }
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Take the step; return the new state and the metrics."""
@@ -151,7 +166,8 @@ class TrainStep:
         )
         norm = global_norm(gradients)
         if self.clip_global_norm is not None:
-            gradients, _ = clip_by_global_norm(gradients, self.clip_global_norm, use_norm=norm)
+            limit = value_at(self.clip_global_norm, state.step)
+            gradients, _ = clip_by_global_norm(gradients, limit, use_norm=norm)
 
         def loss_at(params: Tree) -> jax.Array:  # for optimizers that search along a line
             loss, _ = self.objective(params, reduction.batch, rng, state.model_state)
@@ -159,13 +175,13 @@ class TrainStep:
 
         updates, opt_state = update_with_rows(
             self.optimizer,
-            gradients,
+            zero_missing(gradients, state.opt_state, state.params),
             state.opt_state,
             state.params,
             value_fn=loss_at,
             **arguments,
         )
-        params = apply_updates(state.params, updates)
+        params = apply_updates(state.params, without(updates, frozen_names(opt_state)))
         skips = _shown_skips(state.opt_state, opt_state)
         if "update_skipped" in skips:  # non-finite gradients come with non-finite statistics
             model_state = jax.lax.cond(
@@ -182,6 +198,8 @@ class TrainStep:
         )
         rate = _shown_rate(opt_state, self.learning_rate, state.step)
         own = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **skips}
+        for name, group_rate in group_learning_rates(opt_state).items():
+            own[f"learning_rate/{name}"] = group_rate
         own |= reduction.metrics
         # Own metrics come first; they replace those of the loss function with the same names.
         return new_state, {**own, **metrics, **own}
@@ -203,14 +221,22 @@ def _rng(state: TrainState) -> jax.Array:
     return jax.random.fold_in(state.rng, state.step)
 
 
-def _average(state: TrainState, params: Tree, decay: float | None, ramp: bool) -> Tree | None:
+def _describe_schedule(schedule: Callable[..., Any]) -> str:
+    """A text for the record of a run: the same for the same schedule in any process."""
+    return f"schedule {fingerprint(schedule, jax.ShapeDtypeStruct((), jnp.int32))}"
+
+
+def _average(
+    state: TrainState, params: Tree, decay: float | Schedule | None, ramp: bool
+) -> Tree | None:
     if decay is None:
         return state.averages
     if state.averages is None:
         raise ValueError(
             "this step keeps averages: create its state with TrainState.create(..., averages=True)"
         )
-    return update_averages(state.averages, params, decay, state.step + 1 if ramp else None)
+    now = value_at(decay, state.step, jnp.float32)
+    return update_averages(state.averages, params, now, state.step + 1 if ramp else None)
 
 
 def _shown_skips(before: Tree, after: Tree) -> Metrics:
@@ -229,5 +255,5 @@ def _shown_rate(opt_state: Tree, learning_rate: LearningRate | None, step: jax.A
     current = current_learning_rate(opt_state)
     if current is not None:
         return current
-    value = learning_rate(step) if callable(learning_rate) else learning_rate
-    return jnp.asarray(jnp.nan if value is None else value, jnp.float32)
+    value = jnp.nan if learning_rate is None else value_at(learning_rate, step)
+    return jnp.asarray(value, jnp.float32)

@@ -127,6 +127,12 @@ WRAPPERS = {
         lambda learning_rate: make(learning_rate)
     )(0.1),
     "apply_if_finite": lambda make: optax.apply_if_finite(make(0.1), 3),
+    "groups": lambda make: optimizers.groups(
+        make(0.1), [optimizers.Group("a", learning_rate_scale=1.0)]
+    ),
+    "own_groups": lambda make: optimizers.groups(
+        make(0.1), [optimizers.Group("b/.*", optimizer=make(0.1))]
+    ),
     "MultiSteps": lambda make: optax.MultiSteps(make(0.1), 1).gradient_transformation(),
     "with_extra_args_support": lambda make: optax.with_extra_args_support(make(0.1)),
 }
