@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ftrain.evaluation import evaluate as evaluate
     from ftrain.evaluation import evaluate_checkpoints as evaluate_checkpoints
     from ftrain.gradients import WeightedMean as WeightedMean
+    from ftrain.loading import load as load
     from ftrain.optimizers import apply_updates as apply_updates
     from ftrain.run import Run as Run
     from ftrain.run import train as train
@@ -68,6 +69,7 @@ _NAMES = {
     "evaluate_checkpoints": "ftrain.evaluation",
     "every": "ftrain.training",
     "first": "ftrain.training",
+    "load": "ftrain.loading",
     "make_step": "ftrain.training",
     "train": "ftrain.run",
 }

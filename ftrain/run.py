@@ -1,5 +1,6 @@
 """A run: the loop with a directory and the default hooks."""
 
+import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.checkpoints import hold
+from ftrain.checkpoints import WarmStart, hold
+from ftrain.checkpoints.hand_over import RECORD, as_warm_start
 from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.cluster import ProcessGroup
 from ftrain.data import Pipeline
@@ -37,6 +39,7 @@ from ftrain.storage import exists
 from ftrain.training import (
     Hook,
     Loop,
+    Scaffold,
     TrainState,
     Trigger,
     every,
@@ -247,6 +250,7 @@ def train(
     remat: Remat = "none",
     learning_rate: LearningRate | None = None,
     model_state: Tree | None = None,
+    warm_start: WarmStart | str | Path | None = None,
     accept_changes: bool = False,
     overwrite: bool = False,
     **options: Unpack[LoopOptions],
@@ -262,6 +266,9 @@ def train(
     stops it. With a `directory`, an interrupted run resumes from its newest checkpoint; Ctrl-C
     saves one before it raises KeyboardInterrupt. Without one, Ctrl-C loses the state; `Run` keeps
     it as its `state`.
+
+    A run that has no checkpoint to resume from takes the parameters and the model state of the
+    checkpoint `warm_start`, if that is given; see `WarmStart`.
 
     A directory that has a run with another loss, optimizer, data or seed is refused with
     RunMismatchError; `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
@@ -282,6 +289,17 @@ def train(
         averages=(averages_of or True) if averages else False,
         precision=precision,
     )
+    settings: dict[str, Any] = {"seed": seed} if isinstance(seed, int) else {}
+    if warm_start is not None:
+        chosen = as_warm_start(warm_start)
+        settings["warm_start"] = chosen.summary()
+
+        def renew(state: TrainState) -> TrainState:
+            own = {"seed": state.rng, "model_state": state.model_state}
+            return TrainState.create(state.params, optimizer, **{**create.keywords, **own})
+
+        home = None if directory is None else local_path(directory)
+        options["scaffold"] = with_warm_start(options, chosen, renew, home)
     run = Run(
         make_step(
             loss_fn,
@@ -296,7 +314,7 @@ def train(
             learning_rate=learning_rate,
             replicas=axis_of(options.get("parallel", "jit")),
         ),
-        Initial(create, settings={"seed": seed} if isinstance(seed, int) else {}),
+        Initial(create, settings=settings),
         data,
         steps=steps,
         hooks=hooks,
@@ -326,6 +344,29 @@ def _length(steps: int | None, epochs: float | None, data: Any) -> int | None:
             f"got {type(data).__name__}; pass steps"
         )
     return data.count_steps(epochs)
+
+
+def with_warm_start(
+    options: LoopOptions,
+    warm_start: WarmStart,
+    renew: Callable[[TrainState], TrainState],
+    directory: Path | None,
+) -> Scaffold:
+    """The scaffold of these options, which starts a new run from a checkpoint.
+
+    `renew` makes the state again from one with new parameters. An `init_fn` of the scaffold is
+    called after it.
+    """
+    scaffold = options.get("scaffold") or Scaffold()
+    group = options.get("group")
+    is_chief = group is None or group.is_chief
+    record = directory / RECORD if directory is not None and is_chief else None
+
+    def start(state: TrainState) -> TrainState:
+        started = warm_start.start(state, renew, record)
+        return started if scaffold.init_fn is None else scaffold.init_fn(started)
+
+    return dataclasses.replace(scaffold, init_fn=start)
 
 
 def _complete(

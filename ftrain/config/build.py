@@ -9,8 +9,9 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from ftrain.checkpoints import WarmStart
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.cluster import Sharding, batch_shard, split_batch
+from ftrain.cluster import ProcessGroup, Sharding, batch_shard, split_batch
 from ftrain.config.call import Call, GroupedCall, Named
 from ftrain.config.checking import call, named
 from ftrain.config.functions import OPTIMIZER, TRANSFORM, parameters
@@ -25,6 +26,7 @@ from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, Summ
 from ftrain.models import Model
 from ftrain.optimizers import Group, GroupError, LearningRate
 from ftrain.paths import local_path
+from ftrain.run import with_warm_start
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
 from ftrain.training import Hook, Precision, PrecisionError, TrainState
@@ -60,6 +62,7 @@ class Job:
     logging: Logging
     saver: CheckpointSaver
     others: list[Hook]  # those of [[hooks]]
+    warm_start: WarmStart | None = None
 
     def hooks(self, console: Hook | None = None) -> list[Hook]:
         """Return the hooks of the config; `console` replaces plain log lines."""
@@ -77,9 +80,10 @@ class Job:
 
     def initial(self) -> Initial:
         """Return how a run makes its state if there is none to resume from."""
-        return Initial(self.initial_state, self._like)
+        return Initial(self.initial_state, self.shapes)
 
-    def _like(self) -> TrainState:
+    def shapes(self) -> TrainState:
+        """Return the shapes, dtypes and shardings of the state, to restore it."""
         shapes = self.abstract_state()
         if self.mesh.size == 1:
             return shapes
@@ -96,17 +100,36 @@ class Job:
         except ValueError as error:
             raise self.plan.config.error("sharding.rules", str(error)) from None
 
+    def options(self, group: ProcessGroup | None = None) -> LoopOptions:
+        """Return the options of the loop; a run that has no checkpoint takes the warm start."""
+        options: LoopOptions = {**self.loop_options, "group": group}
+        if self.warm_start is not None:
+            options["scaffold"] = with_warm_start(
+                options, self.warm_start, self._renew, self.directory
+            )
+        return options
+
+    def _renew(self, state: TrainState) -> TrainState:
+        """Return the state before the first step of a model with other parameters."""
+        where = None if self.mesh.size == 1 else self.shardings()
+        renew = jax.jit(self._create, out_shardings=where)
+        return renew(state.params, state.model_state, state.rng)
+
     def _initial_state(self) -> TrainState:
         init = self.task.init
         seed = jax.random.key(self.plan.top["seed"])
         if not isinstance(init, Model):
             init_rng, seed = jax.random.split(seed)
             init = init(init_rng)
+        return self._create(init, None, seed)
+
+    def _create(self, params: Tree | Model, model_state: Tree | None, rng: jax.Array) -> TrainState:
         return TrainState.create(
-            init,
+            params,
             self.optimizer,
-            seed=seed,
+            seed=rng,
             averages=_averages(self.plan),
+            model_state=model_state,
             precision=self.precision,
         )
 
@@ -251,6 +274,7 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         logging=calls["log"].make(),
         saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
         others=[_hook(call, home) for call in plan.hooks],
+        warm_start=calls["warm_start"].make() if "warm_start" in calls else None,
     )
 
 

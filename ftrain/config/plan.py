@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ftrain.checkpoints import WarmStart
 from ftrain.cluster import Sharding, make_mesh
 from ftrain.config.call import Call
 from ftrain.config.checking import call, check_table, component, resolve
@@ -88,6 +89,7 @@ SECTIONS = {
     "mesh": Section(make_mesh),
     "sharding": Section(Sharding),
     "cluster": Section(_cluster),
+    "warm_start": Section(WarmStart, optional=True),
     "checkpoint": Section(
         CheckpointSaver, frozenset({"directory", "listeners"}), extra=_checkpoint_extra
     ),
