@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ftrain import formats as formats
     from ftrain import gradients as gradients
     from ftrain import hooks as hooks
+    from ftrain import models as models
     from ftrain import optimizers as optimizers
     from ftrain import schedules as schedules
     from ftrain import summaries as summaries
@@ -42,6 +43,7 @@ _ROOMS = (
     "formats",
     "gradients",
     "hooks",
+    "models",
     "optimizers",
     "schedules",
     "summaries",

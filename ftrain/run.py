@@ -29,6 +29,7 @@ from ftrain.hooks import (
 )
 from ftrain.hooks.checkpoint import LOCK
 from ftrain.launching.reporter import reporter_of_this_process
+from ftrain.models import Model
 from ftrain.optimizers import LearningRate
 from ftrain.paths import RUN_CONFIG, RUN_LOCK, local_path
 from ftrain.schedules import Schedule
@@ -225,7 +226,7 @@ class _DirectoryRecord(Recorder):
 
 def train(
     loss_fn: LossFunction,
-    params: Tree,
+    params: Tree | Model,
     data: Pipeline | Iterable[Any],
     *,
     optimizer: optax.GradientTransformation,
@@ -247,8 +248,10 @@ def train(
 ) -> TrainState:
     """Train `params` to minimise `loss_fn(params, batch, rng)` and return the final state.
 
-    With a `model_state`, such as the statistics of batch normalisation, the loss function is called
-    as `loss_fn(params, batch, rng, model_state)` and returns `(loss, metrics, model_state)`.
+    `params` is a tree of arrays, or an `ftrain.models.Model`, which is initialised from the seed
+    and has its own model state. With a `model_state`, such as the statistics of batch
+    normalisation, the loss function is called as `loss_fn(params, batch, rng, model_state)` and
+    returns `(loss, metrics, model_state)`.
 
     Ends after `steps` steps, at the end of the data, or if a hook stops it. With a `directory`, an
     interrupted run resumes from its newest checkpoint; Ctrl-C saves one before it raises
@@ -261,7 +264,8 @@ def train(
     `make_step`; `options` are those of `Loop`, see `LoopOptions`.
     """
     check_optimizer(optimizer)  # now, before anything is written
-    check_arrays("params", params)
+    if not isinstance(params, Model):
+        check_arrays("params", params)
     create = functools.partial(
         TrainState.create,
         params,

@@ -11,10 +11,13 @@ from command import environment, run
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SCRIPTS = [
-    path for path in sorted(ROOT.glob("examples/*.py")) if not path.with_suffix(".toml").exists()
+    path
+    for path in sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("examples/models/*.py")])
+    if not path.with_suffix(".toml").exists()
 ]
 CONFIGS = sorted([*ROOT.glob("configs/*.toml"), *ROOT.glob("examples/*.toml")])
 CONFIGS.remove(ROOT / "examples" / "cluster.toml")  # it lists processes, not what to train
+MODELS = ROOT / "examples" / "models" / "digits.toml"  # tests/models trains it in every library
 SHRUNK = {
     "digits.toml": ["steps=40", "model.channels=4"],
     "digits_records.toml": ["steps=40", "model.channels=4", "model.records=HERE/records"],
@@ -30,13 +33,21 @@ def test_the_quickstart_of_the_readme_is_the_example():
     assert blocks[0].count("\n") <= 26
 
 
+def test_the_model_of_the_readme_is_the_example():
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    example = (ROOT / "examples" / "models" / "digits_linen.py").read_text()
+    assert any(block in example for block in blocks)
+
+
 def some(paths: list[Path], *names: str) -> list:
     """Mark every path as campaign, except those with these names."""
     marks = {path: [] if path.name in names else [pytest.mark.campaign] for path in paths}
     return [pytest.param(path, marks=marks[path], id=path.name) for path in paths]
 
 
-@pytest.mark.parametrize("path", some(SCRIPTS, "quickstart.py", "own_loop.py", "records.py"))
+@pytest.mark.parametrize(
+    "path", some(SCRIPTS, "quickstart.py", "own_loop.py", "records.py", "digits_nnx.py")
+)
 def test_every_example_runs(path, tmp_path):
     command = [sys.executable, str(path)]
     done = subprocess.run(
@@ -59,7 +70,8 @@ def test_every_example_runs(path, tmp_path):
             r"(?s)step 1000: loss \d\.\d+e-(0[6-9]|1\d).*100 of 200,000 rows were trained"
         ),
     }
-    assert re.search(results[path.name], done.stdout)
+    of_models = r"accuracy 0\.9[789]\d on held-out images"
+    assert re.search(results.get(path.name, of_models), done.stdout)
 
 
 @pytest.mark.parametrize("path", some(CONFIGS, "own_task.toml", "digits_records.toml"))
@@ -79,7 +91,7 @@ def test_the_shipped_digits_reach_their_accuracy(tmp_path):
     assert float(accuracies[-1]) >= 0.98
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS, *CONFIGS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*SCRIPTS, *CONFIGS, MODELS], ids=lambda path: path.name)
 def test_it_opens_with_its_command_time_and_result(path):
     opening = path.read_text()[:500]
     for word in ("Command: ", "Time: ", "Result: "):

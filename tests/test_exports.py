@@ -165,6 +165,7 @@ ROOMS = {
         "SummarySaver",
         "WaitForStep",
     },
+    "models": {"Model", "equinox", "haiku", "linen", "nnx"},
     "optimizers": {
         "Arrivals",
         "Group",

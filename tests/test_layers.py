@@ -19,7 +19,7 @@ LAYERS = [
     ["averages"],
     ["optimizers"],
     ["cluster"],
-    ["data", "checkpoints", "summaries"],
+    ["data", "checkpoints", "summaries", "models"],
     ["training"],
     ["hooks"],
     ["run", "evaluation"],

@@ -68,6 +68,7 @@ def check(
             "run directory": f"{job.directory}" + (" (of another run)" if differences else ""),
             "parameters": f"{count_elements(state.params):,} in {leaf_count} leaves"
             + _show_frozen(state),
+            **_model_state_facts(state),
             "state": f"{_show_size(state, specs, axes)} (parameters {parameter_size})",
             "examples": f"{examples:,}",
             "steps": f"{job.steps:,}, {job.steps * size / examples:,.1f} epochs",
@@ -95,6 +96,17 @@ def check(
         )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
+
+
+def _model_state_facts(state: "TrainState") -> dict[str, str]:
+    """Return the line about the model state, if there is one."""
+    import jax
+
+    from ftrain.tree import count_elements
+
+    leaves = jax.tree.leaves(state.model_state)
+    shown = f"{count_elements(state.model_state):,} in {len(leaves)} leaves"
+    return {"model state": shown} if leaves else {}
 
 
 def _show_frozen(state: "TrainState") -> str:

@@ -20,6 +20,7 @@ from ftrain.data.shapes import check_numbers
 from ftrain.data.source import Batch
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
+from ftrain.models import Model
 from ftrain.optimizers import Group, GroupError, LearningRate
 from ftrain.paths import local_path
 from ftrain.storage import is_transient, retry
@@ -91,10 +92,12 @@ class Job:
             raise self.plan.config.error("sharding.rules", str(error)) from None
 
     def _initial_state(self) -> TrainState:
-        init_rng, step_rng = jax.random.split(jax.random.key(self.plan.top["seed"]))
-        return TrainState.create(
-            self.task.init(init_rng), self.optimizer, seed=step_rng, averages=_averages(self.plan)
-        )
+        init = self.task.init
+        seed = jax.random.key(self.plan.top["seed"])
+        if not isinstance(init, Model):
+            init_rng, seed = jax.random.split(seed)
+            init = init(init_rng)
+        return TrainState.create(init, self.optimizer, seed=seed, averages=_averages(self.plan))
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and dtypes of the state, without computing it."""

@@ -8,13 +8,17 @@ from typing import IO, Any, Literal
 
 import jax
 
-from ftrain.checkpoints import CheckpointManager, InUseError, SaveError, hold
+from ftrain.checkpoints import CheckpointManager, InUseError, LeafMismatchError, SaveError, hold
 from ftrain.checkpoints.lock import is_still_held
 from ftrain.training import Hook, Report, TrainState, Trigger, every
 from ftrain.training.hook import StateSaver
 
 HOOKS = "hooks"  # the entry of a checkpoint that has the states of hooks
 LOCK = "saver.lock"  # in the directory of checkpoints, held by the process that saves there
+_OTHER_MODEL = (
+    "the run there trains another model, or with another optimizer: choose another directory, "
+    "or start from its parameters by a warm start"
+)
 
 
 class SaveListener:
@@ -108,7 +112,11 @@ class CheckpointSaver(StateSaver):
         self._hook_states = None
         if self.manager.is_empty():
             return None
-        state: TrainState = self.manager.restore(like=like)
+        try:
+            state: TrainState = self.manager.restore(like=like)
+        except LeafMismatchError as error:
+            differences = _name_model_state(error.differences, like)
+            raise LeafMismatchError(error.path, differences, _OTHER_MODEL) from None
         assert self.manager.restored is not None
         self._hook_states = self.manager.extra(self.manager.restored).get(HOOKS, {})
         return state
@@ -267,3 +275,20 @@ class WaitForStep(Hook):
                     f"the other run is at step {reached}"
                 )
             self._sleep(self.poll_secs)
+
+
+def _name_model_state(differences: list[str], like: TrainState) -> list[str]:
+    """Return the differences, in one phrase if only one of the two sides has a model state."""
+    place = "leaf model_state/"
+    of_it = [phrase for phrase in differences if phrase.startswith(place)]
+    kinds = {phrase.rpartition(" is ")[2] for phrase in of_it}
+    expected = len(jax.tree.leaves(like.model_state))
+    some = ", ".join(phrase.split()[1].removeprefix("model_state/") for phrase in of_it[:3])
+    some += ", ..." if len(of_it) > 3 else ""
+    if kinds == {"missing"} and len(of_it) == expected:
+        phrase = f"it has no model_state, and the model of this run has one ({some})"
+    elif kinds == {"not expected"} and not expected:
+        phrase = f"it has a model_state ({some}), and the model of this run has none"
+    else:
+        return differences
+    return [phrase, *(each for each in differences if each not in of_it)]

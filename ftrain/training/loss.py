@@ -73,8 +73,8 @@ def _check_form(loss_fn: LossFunction, given: tuple[Any, ...]) -> None:
     except TypeError as error:
         form = "(params, batch, rng)" if len(given) == 3 else "(params, batch, rng, model_state)"
         other = (
-            "; a loss_fn with a fourth argument needs a model state: "
-            "TrainState.create(..., model_state=...), or train(..., model_state=...)"
+            ", because the state has no model_state; a fourth argument needs a model that has one, "
+            "or train(..., model_state=...), TrainState.create(..., model_state=...)"
             if len(given) == 3
             else ", because the state has a model_state"
         )

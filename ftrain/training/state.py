@@ -12,6 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ftrain.averages import start_averages
 from ftrain.cluster import ProcessMismatchError, Sharding
+from ftrain.models import Model
+from ftrain.models.library import library_of
 from ftrain.training.arguments import check_arrays, check_optimizer, describe_state
 from ftrain.tree import Tree
 
@@ -33,7 +35,7 @@ class TrainState:
     @classmethod
     def create(
         cls,
-        params: Tree,
+        params: Tree | Model,
         optimizer: optax.GradientTransformation,
         *,
         seed: int | jax.Array = 0,
@@ -43,12 +45,22 @@ class TrainState:
         """Return the state before the first step.
 
         Args:
-          seed: an integer, or a key of `jax.random.key`.
+          params: a tree of arrays, or an `ftrain.models.Model`, which has its own model state.
+          seed: an integer, or a key of `jax.random.key`. A model is initialised with a key of its
+            own, made from it.
           averages: whether the step keeps moving averages of the parameters: of all of them, or of
             those whose full names match one of these regular expressions, `"encoder/.*"`. The
             others are None.
         """
         check_optimizer(optimizer)
+        rng = jax.random.key(int(seed)) if isinstance(seed, (int, np.integer)) else seed
+        if isinstance(params, Model):
+            if model_state is not None:
+                raise TypeError(
+                    "a Model has its own model_state: pass `model.params` to use another"
+                )
+            init_rng, rng = jax.random.split(rng)
+            params, model_state = params.init(init_rng)
         check_arrays("params", params)
         check_arrays("model_state", model_state)
         params, model_state = jax.tree.map(_settle, (params, model_state))
@@ -58,7 +70,7 @@ class TrainState:
             opt_state=optimizer.init(params),
             averages=_start_averages(params, averages),
             model_state=model_state,
-            rng=jax.random.key(int(seed)) if isinstance(seed, (int, np.integer)) else seed,
+            rng=rng,
         )
         return _unshare(state)
 
@@ -89,7 +101,8 @@ def place(
     sharding: Sharding | None = None,
 ) -> TrainState:
     """Put a state on the devices of the mesh: replicated, or sharded by `sharding`."""
-    state = initial() if callable(initial) else initial
+    # Some models are callable too: they are described below.
+    state = initial() if callable(initial) and library_of(initial) is None else initial
     if not isinstance(state, TrainState):
         raise TypeError(
             f"a run needs a TrainState, or a function that makes one, got {describe_state(state)}"

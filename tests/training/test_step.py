@@ -75,7 +75,7 @@ def test_a_loss_of_the_other_form_is_named():
     def with_state(params, batch, rng, model_state):
         return 0.0, {}, model_state
 
-    with pytest.raises(TypeError, match="a fourth argument needs a model state"):
+    with pytest.raises(TypeError, match="a fourth argument needs a model that has one"):
         make_step(with_state, SGD)(TrainState.create(init_params(), SGD), BATCH)
     state = TrainState.create(init_params(), SGD, model_state={"batches": 0})
     with pytest.raises(TypeError, match="because the state has a model_state"):

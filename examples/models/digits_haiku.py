@@ -1,0 +1,50 @@
+"""Digits with batch normalisation and dropout, in haiku.
+
+Command: python examples/models/digits_haiku.py
+Time: 10 seconds on 2 CPU cores.
+Result: accuracy above 0.97 on held-out images; a second run resumes.
+From a config: ftrain train examples/models/digits.toml task=examples.models.digits_haiku:digits
+"""
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import optax
+
+import ftrain
+from ftrain.data import ArraySource, Pipeline
+from ftrain.tasks import Task
+from ftrain.tasks.digits import load_digits
+
+
+def net(image, is_training):
+    x = hk.Linear(128)(image.reshape(len(image), -1))
+    x = hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(x, is_training)
+    x = jax.nn.relu(x)
+    if is_training:
+        x = hk.dropout(hk.next_rng_key(), 0.25, x)
+    return hk.Linear(10)(x)
+
+
+train, test = load_digits()
+model = ftrain.models.haiku(net, train["image"][:1])
+
+
+def loss_fn(params, batch, rng, model_state):
+    logits, model_state = model.apply(params, model_state, batch["image"], rng=rng, train=True)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+    return losses.mean(), {"accuracy": jnp.mean(logits.argmax(-1) == batch["label"])}, model_state
+
+
+def digits() -> Task:
+    """The task of a config."""
+    return Task(model, loss_fn, ArraySource(train))
+
+
+if __name__ == "__main__":
+    data = Pipeline(ArraySource(train), batch_size=64)
+    adam = ftrain.optimizers.adam(3e-3)
+    directory = "runs/digits_haiku"
+    state = ftrain.train(loss_fn, model, data, optimizer=adam, steps=300, directory=directory)
+    logits, _ = model.apply(state.params, state.model_state, test["image"])
+    print(f"accuracy {jnp.mean(logits.argmax(-1) == test['label']):.3f} on held-out images")

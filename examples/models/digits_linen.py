@@ -1,0 +1,48 @@
+"""Digits with batch normalisation and dropout, in flax linen.
+
+Command: python examples/models/digits_linen.py
+Time: 10 seconds on 2 CPU cores.
+Result: accuracy above 0.97 on held-out images; a second run resumes.
+From a config: ftrain train examples/models/digits.toml task=examples.models.digits_linen:digits
+"""
+
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+import ftrain
+from ftrain.data import ArraySource, Pipeline
+from ftrain.tasks import Task
+from ftrain.tasks.digits import load_digits
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, image, train):
+        x = nn.Dense(128)(image.reshape(len(image), -1))
+        x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
+        return nn.Dense(10)(nn.Dropout(0.25, deterministic=not train)(x))
+
+
+train, test = load_digits()
+model = ftrain.models.linen(Net(), train["image"][:1])
+
+
+def loss_fn(params, batch, rng, model_state):
+    logits, model_state = model.apply(params, model_state, batch["image"], rng=rng, train=True)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+    return losses.mean(), {"accuracy": jnp.mean(logits.argmax(-1) == batch["label"])}, model_state
+
+
+def digits() -> Task:
+    """The task of a config."""
+    return Task(model, loss_fn, ArraySource(train))
+
+
+if __name__ == "__main__":
+    data = Pipeline(ArraySource(train), batch_size=64)
+    adam = ftrain.optimizers.adam(3e-3)
+    directory = "runs/digits_linen"
+    state = ftrain.train(loss_fn, model, data, optimizer=adam, steps=300, directory=directory)
+    logits, _ = model.apply(state.params, state.model_state, test["image"])
+    print(f"accuracy {jnp.mean(logits.argmax(-1) == test['label']):.3f} on held-out images")
