@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ftrain.run import Run as Run
     from ftrain.run import train as train
     from ftrain.training import Hook as Hook
+    from ftrain.training import Precision as Precision
     from ftrain.training import TrainState as TrainState
     from ftrain.training import at as at
     from ftrain.training import compile_step as compile_step
@@ -53,6 +54,7 @@ _ROOMS = (
 )
 _NAMES = {
     "Hook": "ftrain.training",
+    "Precision": "ftrain.training",
     "Run": "ftrain.run",
     "TrainState": "ftrain.training",
     "WeightedMean": "ftrain.gradients",

@@ -209,6 +209,7 @@ ROOMS = {
         "noisy_linear_cosine_decay",
         "piecewise_constant",
         "polynomial_decay",
+        "resolve_steps",
         "value_at",
         "warmup",
         "warmup_stable_decay",
@@ -227,6 +228,9 @@ ROOMS = {
         "Loop",
         "StepMetrics",
         "NotReadyError",
+        "Precision",
+        "PrecisionError",
+        "Remat",
         "ReplayError",
         "Report",
         "RunMismatchError",
@@ -250,6 +254,7 @@ ROOMS = {
 }
 NAMES = {
     "Hook",
+    "Precision",
     "Run",
     "TrainState",
     "WeightedMean",

@@ -13,7 +13,7 @@ from ftrain.cli.runs import on_one_device
 
 if TYPE_CHECKING:
     from ftrain.cluster.sharding import Sharding
-    from ftrain.config import Plan
+    from ftrain.config import Job, Plan
     from ftrain.optimizers import Group
     from ftrain.training import TrainState
 
@@ -57,7 +57,7 @@ def check(
     share = _split_batch(planned, size, axes)
     state, metrics = job.trace()
     specs, notices = _lay_out(planned, job.sharding, state, axes)
-    differences = compare(job.directory, planned.resolved())
+    differences = compare(job.directory, job.plan.resolved())
     batch = named_leaves(job.pipeline.batch(0))
     leaf_count = len(jax.tree.leaves(state.params))
     parameter_size = show_bytes(count_bytes(state.params))
@@ -79,6 +79,7 @@ def check(
             "examples per device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
         }
+        | ({} if job.precision is None else {"precision": _show_precision(job)})
     )
     if groups := job.groups():
         print()
@@ -154,6 +155,12 @@ def _describe_group(group: "Group") -> tuple[str, str, str]:
         if value is not None
     ]
     return group.name, group.match, ", ".join(changes)
+
+
+def _show_precision(job: "Job") -> str:
+    """Return the policy, and in which dtypes a step really multiplies matrices."""
+    counts = ", ".join(f"{count} in {dtype}" for dtype, count in job.products().items())
+    return f"{job.precision}" + (f"; matrix products: {counts}" if counts else "")
 
 
 def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:

@@ -25,10 +25,11 @@ from ftrain.optimizers import Group, GroupError, LearningRate
 from ftrain.paths import local_path
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
-from ftrain.training import Hook, TrainState
+from ftrain.training import Hook, Precision, PrecisionError, TrainState
 from ftrain.training.compiled_step import Parallel, axis_of, check_parallel, spread
 from ftrain.training.loss import Metrics
 from ftrain.training.options import LoopOptions
+from ftrain.training.precision import count_products
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -45,6 +46,7 @@ class Job:
     pipeline: Pipeline
     optimizer: optax.GradientTransformation
     learning_rate: LearningRate | None  # from the config, as optax optimizers hide theirs
+    precision: Precision | None
     step: Step
     mesh: Mesh
     sharding: Sharding
@@ -97,7 +99,13 @@ class Job:
         if not isinstance(init, Model):
             init_rng, seed = jax.random.split(seed)
             init = init(init_rng)
-        return TrainState.create(init, self.optimizer, seed=seed, averages=_averages(self.plan))
+        return TrainState.create(
+            init,
+            self.optimizer,
+            seed=seed,
+            averages=_averages(self.plan),
+            precision=self.precision,
+        )
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and dtypes of the state, without computing it."""
@@ -116,6 +124,8 @@ class Job:
             )[1]
         except GroupError as error:
             raise self._refused_group(error) from None
+        except PrecisionError as error:
+            raise self.plan.config.error("precision", str(error)) from None
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
@@ -137,6 +147,12 @@ class Job:
             if each.function is Group and each.arguments["match"] == error.match
         ]
         return self.plan.config.error((*keys, "optimizer")[0], str(error))
+
+    def products(self) -> dict[str, int]:
+        """Return how many matrix products and convolutions a step computes in each dtype."""
+        step = spread(self.step, self.mesh, self.parallel)
+        shapes = self._global_shapes(self._first_batch())
+        return dict(count_products(jax.make_jaxpr(step)(self.abstract_state(), shapes).jaxpr))
 
     def _global_shapes(self, batch: Batch) -> Tree:
         """Return the shapes of the global batch, from this process's part."""
@@ -165,8 +181,12 @@ class Job:
 
 def build(plan: Plan, directory: str | Path | None = None) -> Job:
     """Call the functions of a plan; `directory` overrides run.directory, as for a moved run."""
+    task: Task = plan.calls["model"].make()
+    _check_input(plan, task)
+    mesh = plan.calls["mesh"].make()
+    pipeline = _pipeline(plan, task, mesh)
+    plan = _with_known_length(plan, pipeline)
     calls = plan.calls
-    top = plan.top
     home = local_path(directory or calls["run"].arguments["directory"])
     optimizer = calls["optimizer"].make()
     rate = _learning_rate(calls["optimizer"])
@@ -175,36 +195,24 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
             optimizer = calls[wrapper].make(optimizer=optimizer)
     if calls["step"].arguments.get("averages_of") and "averages" not in calls["step"].arguments:
         raise plan.config.error("step.averages_of", "needs step.averages, a decay such as 0.999")
-    mesh = calls["mesh"].make()
     sharding = calls["sharding"].make()
     parallel: Parallel = calls["step"].arguments["parallel"]
     _check_replicas(plan, parallel, mesh)
-    task: Task = calls["model"].make()
-    _check_input(plan, task)
-    shard_index, shard_count = batch_shard(mesh)
-    pipeline = calls["data"].make(
-        source=task.source,
-        seed=top["seed"],
-        shard_index=shard_index,
-        shard_count=shard_count,
-        **task.input,
-    )
-    try:
-        split_batch(pipeline.batch_size, mesh)
-    except ValueError as error:
-        raise plan.config.error("data.batch_size", str(error)) from None
+    precision = calls["precision"].make() if "precision" in calls else None
     return Job(
         plan=plan,
         directory=home,
-        steps=top["steps"],
+        steps=plan.top["steps"],
         task=task,
         pipeline=pipeline,
         optimizer=optimizer,
         learning_rate=rate,
+        precision=precision,
         step=calls["step"].make(
             loss_fn=task.loss_fn,
             optimizer=optimizer,
             learning_rate=rate,
+            precision=precision,
             replicas=axis_of(parallel),
         ),
         mesh=mesh,
@@ -224,6 +232,34 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
         saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
         others=[_hook(call, home) for call in plan.hooks],
     )
+
+
+def _pipeline(plan: Plan, task: Task, mesh: Mesh) -> Pipeline:
+    shard_index, shard_count = batch_shard(mesh)
+    pipeline = plan.calls["data"].make(
+        source=task.source,
+        seed=plan.top["seed"],
+        shard_index=shard_index,
+        shard_count=shard_count,
+        **task.input,
+    )
+    try:
+        split_batch(pipeline.batch_size, mesh)
+    except ValueError as error:
+        raise plan.config.error("data.batch_size", str(error)) from None
+    return pipeline
+
+
+def _with_known_length(plan: Plan, pipeline: Pipeline) -> Plan:
+    """Return the plan with its length in steps."""
+    if "steps" in plan.top:
+        return plan
+    try:
+        return plan.with_steps(pipeline.count_steps(plan.top["epochs"]))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise plan.config.error("epochs", str(error)) from None
 
 
 def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:

@@ -16,7 +16,7 @@ from ftrain.data import ArraySource, MapSource, RecordSource, Source
 from ftrain.formats import Fixed, Raw, RecordWriter, encode_example
 from ftrain.paths import absolute
 from ftrain.tasks.task import Task
-from ftrain.tree import Tree
+from ftrain.tree import Tree, widen
 
 CLASSES = 10
 TEST_SHARE = 5  # every fifth example of a fixed permutation is held out
@@ -137,7 +137,8 @@ def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:
 def classify(
     params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.Array | None = None
 ) -> jax.Array:
-    """Return the logits (batch, classes) of images (batch, 8, 8, 1)."""
+    """Return the logits (batch, classes) of images (batch, 8, 8, 1), in the parameters' dtype."""
+    images = images.astype(params["conv1"]["kernel"].dtype)
     features = jax.nn.relu(_convolve(params["conv1"], images, stride=1))
     features = jax.nn.relu(_convolve(params["conv2"], features, stride=2))
     features = jax.nn.relu(_dense(params["dense"], features.reshape(len(images), -1)))
@@ -163,5 +164,6 @@ def _dense(layer: Tree, features: jax.Array) -> jax.Array:
 
 
 def _measure(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    logits = widen(logits)  # the loss is computed in float32, whatever the model computes in
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
     return loss, {"accuracy": jnp.mean(jnp.argmax(logits, axis=-1) == labels)}
