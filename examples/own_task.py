@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ftrain import metrics
 from ftrain.data import ArraySource
 from ftrain.tasks import Task
 
@@ -36,10 +37,21 @@ def spirals(*, hidden: int = 64, points: int = 2000, noise: float = 0.05) -> Tas
     def loss_fn(params, batch, rng):
         return optax.sigmoid_binary_cross_entropy(logits(params, batch["xy"]), batch["arm"]).mean()
 
-    def evaluate(params):
-        return {"accuracy": float(jnp.mean((logits(params, test["xy"]) > 0) == test["arm"]))}
+    def predict(params, batch):
+        return {"logits": logits(params, batch["xy"])}
 
-    return Task(init, loss_fn, ArraySource(train), evaluate)
+    return Task(
+        init,
+        loss_fn,
+        ArraySource(train),
+        evaluation_source=ArraySource(test),
+        predict=predict,
+        metrics={
+            "accuracy": metrics.accuracy(labels="arm"),
+            "f1": metrics.f1("binary", labels="arm"),
+            "auc": metrics.auc(labels="arm"),
+        },
+    )
 
 
 def make_points(count: int, noise: float, seed: int) -> dict[str, np.ndarray]:

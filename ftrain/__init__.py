@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ftrain import formats as formats
     from ftrain import gradients as gradients
     from ftrain import hooks as hooks
+    from ftrain import metrics as metrics
     from ftrain import models as models
     from ftrain import optimizers as optimizers
     from ftrain import schedules as schedules
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ftrain import tasks as tasks
     from ftrain import training as training
     from ftrain import tree as tree
+    from ftrain.evaluation import evaluate as evaluate
     from ftrain.evaluation import evaluate_checkpoints as evaluate_checkpoints
     from ftrain.gradients import WeightedMean as WeightedMean
     from ftrain.loading import load as load
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ftrain.run import Run as Run
     from ftrain.run import train as train
     from ftrain.training import Hook as Hook
+    from ftrain.training import Precision as Precision
     from ftrain.training import TrainState as TrainState
     from ftrain.training import at as at
     from ftrain.training import compile_step as compile_step
@@ -44,6 +47,7 @@ _ROOMS = (
     "formats",
     "gradients",
     "hooks",
+    "metrics",
     "models",
     "optimizers",
     "schedules",
@@ -54,12 +58,14 @@ _ROOMS = (
 )
 _NAMES = {
     "Hook": "ftrain.training",
+    "Precision": "ftrain.training",
     "Run": "ftrain.run",
     "TrainState": "ftrain.training",
     "WeightedMean": "ftrain.gradients",
     "apply_updates": "ftrain.optimizers",
     "at": "ftrain.training",
     "compile_step": "ftrain.training",
+    "evaluate": "ftrain.evaluation",
     "evaluate_checkpoints": "ftrain.evaluation",
     "every": "ftrain.training",
     "first": "ftrain.training",

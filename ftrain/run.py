@@ -52,7 +52,9 @@ from ftrain.training.consensus import LIMIT
 from ftrain.training.loss import LossFunction
 from ftrain.training.options import LoopOptions, check_options
 from ftrain.training.pieces import Piece
+from ftrain.training.precision import Precision
 from ftrain.training.record import Recorder, RunMismatchError, RunRecord, set_aside
+from ftrain.training.remat import Remat
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -234,6 +236,7 @@ def train(
     *,
     optimizer: optax.GradientTransformation,
     steps: int | None = None,
+    epochs: float | None = None,
     hooks: Sequence[Hook] = (),
     directory: str | Path | None = None,
     seed: int = 0,
@@ -243,6 +246,8 @@ def train(
     averages_ramp: bool = False,
     averages_of: str | Sequence[str] = (),
     merge_rows: bool = True,
+    precision: Precision | str | None = None,
+    remat: Remat = "none",
     learning_rate: LearningRate | None = None,
     model_state: Tree | None = None,
     warm_start: WarmStart | str | Path | None = None,
@@ -257,9 +262,10 @@ def train(
     normalisation, the loss function is called as `loss_fn(params, batch, rng, model_state)` and
     returns `(loss, metrics, model_state)`.
 
-    Ends after `steps` steps, at the end of the data, or if a hook stops it. With a `directory`, an
-    interrupted run resumes from its newest checkpoint; Ctrl-C saves one before it raises
-    KeyboardInterrupt. Without one, Ctrl-C loses the state; `Run` keeps it as its `state`.
+    Ends after `steps` steps, or after `epochs` of a pipeline, at the end of the data, or if a hook
+    stops it. With a `directory`, an interrupted run resumes from its newest checkpoint; Ctrl-C
+    saves one before it raises KeyboardInterrupt. Without one, Ctrl-C loses the state; `Run` keeps
+    it as its `state`.
 
     A run that has no checkpoint to resume from takes the parameters and the model state of the
     checkpoint `warm_start`, if that is given; see `WarmStart`.
@@ -267,12 +273,13 @@ def train(
     A directory that has a run with another loss, optimizer, data or seed is refused with
     RunMismatchError; `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
     patterns for the parameters to average, all of them by default. `clip_global_norm`,
-    `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate` are those of
-    `make_step`; `options` are those of `Loop`, see `LoopOptions`.
+    `accumulate`, `averages`, `averages_ramp`, `merge_rows`, `precision`, `remat` and
+    `learning_rate` are those of `make_step`; `options` are those of `Loop`, see `LoopOptions`.
     """
     check_optimizer(optimizer)  # now, before anything is written
     if not isinstance(params, Model):
         check_arrays("params", params)
+    steps = _length(steps, epochs, data)
     create = functools.partial(
         TrainState.create,
         params,
@@ -280,6 +287,7 @@ def train(
         seed=seed,
         model_state=model_state,
         averages=(averages_of or True) if averages else False,
+        precision=precision,
     )
     settings: dict[str, Any] = {"seed": seed} if isinstance(seed, int) else {}
     if warm_start is not None:
@@ -301,6 +309,8 @@ def train(
             averages=averages,
             averages_ramp=averages_ramp,
             merge_rows=merge_rows,
+            precision=precision,
+            remat=remat,
             learning_rate=learning_rate,
             replicas=axis_of(options.get("parallel", "jit")),
         ),
@@ -320,6 +330,20 @@ def train(
         saved = "saved: the same call resumes" if run.saves else "not saved: pass a directory"
         raise KeyboardInterrupt(f"stopped after step {run.steps_taken}, {saved}")
     return run.state
+
+
+def _length(steps: int | None, epochs: float | None, data: Any) -> int | None:
+    """Return the number of steps of a run."""
+    if epochs is None:
+        return steps
+    if steps is not None:
+        raise ValueError(f"pass steps or epochs, not both; got steps={steps} and epochs={epochs}")
+    if not isinstance(data, Pipeline):
+        raise TypeError(
+            "epochs needs a Pipeline, which knows its number of examples, "
+            f"got {type(data).__name__}; pass steps"
+        )
+    return data.count_steps(epochs)
 
 
 def with_warm_start(

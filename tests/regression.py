@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ftrain import metrics
 from ftrain.cluster import batch_shard
 from ftrain.data import ArraySource, Pipeline
 from ftrain.hooks import SaveListener
@@ -89,6 +90,33 @@ def with_model() -> Task:
         return jnp.mean((y - batch["y"]) ** 2), {}, model_state
 
     return Task(model, loss, ArraySource(make_arrays()))
+
+
+def predict(params, batch):
+    prediction = batch["x"] @ params["w"] + params["b"]
+    return {"prediction": prediction, "error": jnp.abs(prediction - batch["y"])}
+
+
+def measured(*, held_out: int = 21, entry: str = "error") -> Task:
+    """The regression, measured on held-out examples: a number, a small array and a large one."""
+    arrays = make_arrays(64 + held_out)
+    arrays = {name: array[64:] for name, array in arrays.items()}
+    arrays["label"] = (arrays["y"] > 0).astype(np.int32)
+    found = {"r2": metrics.r2(labels="y"), "error": metrics.mean(entry)}
+    found["recall"] = metrics.recall("none", logits="prediction")
+    found["confusion"] = metrics.confusion_matrix(logits="class", classes=5)
+
+    def outputs(params, batch):
+        return predict(params, batch) | {"class": batch["label"]}
+
+    return Task(
+        init_params,
+        loss_fn,
+        ArraySource(make_arrays()),
+        evaluation_source=ArraySource(arrays),
+        predict=outputs,
+        metrics=found,
+    )
 
 
 def forgetful(*, noise: float = 0.0) -> Task:

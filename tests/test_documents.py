@@ -70,7 +70,7 @@ def test_every_example_runs(path, tmp_path):
             r"(?s)step 1000: loss \d\.\d+e-(0[6-9]|1\d).*100 of 200,000 rows were trained"
         ),
     }
-    of_models = r"accuracy 0\.9[789]\d on held-out images"
+    of_models = r"accuracy 0\.9[789]\d, F1 0\.9[789]\d on held-out images"
     assert re.search(results.get(path.name, of_models), done.stdout)
 
 

@@ -16,7 +16,7 @@ LAYERS = [
     ["formats", "launching"],
     ["schedules"],
     ["gradients"],
-    ["averages"],
+    ["averages", "metrics"],
     ["optimizers"],
     ["cluster"],
     ["data", "checkpoints", "summaries", "models"],

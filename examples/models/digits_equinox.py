@@ -36,6 +36,7 @@ class Net(eqx.Module):
 
 
 train, test = load_digits()
+METRICS = {"accuracy": ftrain.metrics.accuracy(), "f1": ftrain.metrics.f1()}
 model = ftrain.models.equinox(Net)
 
 
@@ -45,9 +46,14 @@ def loss_fn(params, batch, rng, model_state):
     return losses.mean(), {"accuracy": jnp.mean(logits.argmax(-1) == batch["label"])}, model_state
 
 
+def predict(params, batch, model_state):
+    return {"logits": model.apply(params, model_state, batch["image"])[0]}
+
+
 def digits() -> Task:
     """The task of a config."""
-    return Task(model, loss_fn, ArraySource(train))
+    held_out = {"evaluation_source": ArraySource(test), "predict": predict, "metrics": METRICS}
+    return Task(model, loss_fn, ArraySource(train), **held_out)
 
 
 if __name__ == "__main__":
@@ -55,5 +61,6 @@ if __name__ == "__main__":
     adam = ftrain.optimizers.adam(3e-3)
     directory = "runs/digits_equinox"
     state = ftrain.train(loss_fn, model, data, optimizer=adam, steps=300, directory=directory)
-    logits, _ = model.apply(state.params, state.model_state, test["image"])
-    print(f"accuracy {jnp.mean(logits.argmax(-1) == test['label']):.3f} on held-out images")
+    held_out = Pipeline(ArraySource(test), batch_size=64, epochs=1, last="pad")
+    found = ftrain.evaluate(predict, state, held_out, METRICS)
+    print(f"accuracy {found['accuracy']:.3f}, F1 {found['f1']:.3f} on held-out images")

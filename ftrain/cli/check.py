@@ -13,7 +13,7 @@ from ftrain.cli.output import print_table, show_bytes
 if TYPE_CHECKING:
     from ftrain.checkpoints import HandOver, WarmStart
     from ftrain.cluster.sharding import Sharding
-    from ftrain.config import Plan
+    from ftrain.config import Job, Plan
     from ftrain.optimizers import Group
     from ftrain.training import TrainState
 
@@ -59,7 +59,7 @@ def check(
     share = _split_batch(planned, size, axes)
     state, metrics = job.trace()
     specs, notices = _lay_out(planned, job.sharding, state, axes)
-    differences = compare(job.directory, planned.resolved())
+    differences = compare(job.directory, job.plan.resolved())
     batch = named_leaves(job.pipeline.batch(0))
     has_checkpoint = not job.saver.manager.is_empty()
     start = None
@@ -85,6 +85,8 @@ def check(
             "examples per device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
         }
+        | ({} if job.precision is None else {"precision": _show_precision(job)})
+        | _evaluation_facts(job)
         | _warm_start_fact(job.warm_start, start)
     )
     if start is not None:
@@ -107,6 +109,16 @@ def check(
         )
     else:
         print(f"good; train it with: ftrain train {shlex.join([str(config), *(overrides or [])])}")
+
+
+def _evaluation_facts(job: "Job") -> dict[str, str]:
+    """Return what is measured on held-out examples, if the task has some."""
+    pipeline = job.evaluation_pipeline
+    if pipeline is None:
+        return {}
+    names = "every output" if job.task.metrics is None else ", ".join(sorted(job.task.metrics))
+    batches = f"{len(pipeline.source):,} examples in batches of {pipeline.batch_size}"
+    return {"evaluation": f"{names} of {batches}"}
 
 
 def _warm_start_fact(asked: "WarmStart | None", start: "HandOver | None") -> dict[str, str]:
@@ -194,6 +206,12 @@ def _describe_group(group: "Group") -> tuple[str, str, str]:
         if value is not None
     ]
     return group.name, group.match, ", ".join(changes)
+
+
+def _show_precision(job: "Job") -> str:
+    """Return the policy, and in which dtypes a step really multiplies matrices."""
+    counts = ", ".join(f"{count} in {dtype}" for dtype, count in job.products().items())
+    return f"{job.precision}" + (f"; matrix products: {counts}" if counts else "")
 
 
 def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:

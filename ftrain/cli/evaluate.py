@@ -1,8 +1,9 @@
 """ftrain eval RUN"""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,17 +42,18 @@ def evaluate(
     if follow:
         _wait_for_run(run, timeout)
     job = open_run(run)
-    if job.evaluator is None or job.task.evaluate is None:
+    if job.evaluator is None:
         raise ConfigError(f"{run}: the task {job.plan.top['task']} has no evaluation")
     like = job.initial_state()
     if not follow:
         chosen = job.saver.result() if step is None else parse_step(step)
         state = job.saver.manager.restore(like=like, step=chosen)
-        typer.echo(f"step {int(state.step)}: {format_values(job.evaluator.measure(state))}")
+        measured = _with_tables(job.evaluator.measure(state))
+        typer.echo(f"step {int(state.step)}: {format_values(measured)}")
         return
     evaluated = evaluate_checkpoints(
         job.saver.manager.directory,
-        job.task.evaluate,
+        job.evaluator.evaluate,
         like,
         use_averages=job.evaluator.use_averages,
         write_to=run / "eval",
@@ -61,6 +63,18 @@ def evaluate(
     )
     for number, measured in evaluated:
         typer.echo(f"step {number}: {format_values(measured)}")
+
+
+def _with_tables(measured: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return the values with arrays of several values as strings: a line for each row."""
+    import numpy as np
+
+    def shown(value: Any) -> float | str:
+        if isinstance(value, str) or np.size(value) == 1:
+            return value if isinstance(value, str) else float(np.asarray(value).reshape(()))
+        return np.array2string(np.asarray(value), precision=4, suppress_small=True)
+
+    return {name: shown(value) for name, value in measured.items()}
 
 
 def _wait_for_run(run: Path, timeout: float | None) -> None:

@@ -96,7 +96,9 @@ def _train(
     elif state is not None and job.warm_start is not None and job.saver.manager.is_empty():
         start = job.warm_start.plan(state)
     console = Console()
-    bar = ProgressBar(job.steps, console) if console.is_terminal else None
+    bar = None
+    if console.is_terminal:
+        bar = ProgressBar(job.steps, console, mean=job.logging.mean)
     started = time.monotonic()
     hooks = [*job.hooks(bar), _first_step_hook()]
     hooks += [DigestLog(ledger)] if ledger else []

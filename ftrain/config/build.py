@@ -1,5 +1,6 @@
 """Building: make the objects of a run from a checked plan."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ftrain.config.plan import TASK_INPUT, Plan
 from ftrain.data import Pipeline
 from ftrain.data.shapes import check_numbers
 from ftrain.data.source import Batch
+from ftrain.evaluation import evaluate, trace_evaluation
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
 from ftrain.models import Model
@@ -27,10 +29,11 @@ from ftrain.paths import local_path
 from ftrain.run import with_warm_start
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
-from ftrain.training import Hook, TrainState
+from ftrain.training import Hook, Precision, PrecisionError, TrainState
 from ftrain.training.compiled_step import Parallel, axis_of, check_parallel, spread
 from ftrain.training.loss import Metrics
 from ftrain.training.options import LoopOptions
+from ftrain.training.precision import count_products
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -47,12 +50,14 @@ class Job:
     pipeline: Pipeline
     optimizer: optax.GradientTransformation
     learning_rate: LearningRate | None  # from the config, as optax optimizers hide theirs
+    precision: Precision | None
     step: Step
     mesh: Mesh
     sharding: Sharding
     parallel: Parallel
     loop_options: LoopOptions
     evaluator: Evaluator | None
+    evaluation_pipeline: Pipeline | None  # of a task with an evaluation_source
     summaries: SummarySaver
     logging: Logging
     saver: CheckpointSaver
@@ -125,6 +130,7 @@ class Job:
             seed=rng,
             averages=_averages(self.plan),
             model_state=model_state,
+            precision=self.precision,
         )
 
     def abstract_state(self) -> TrainState:
@@ -136,7 +142,7 @@ class Job:
 
         Raises ConfigError if the task, its data and the state do not fit each other.
         """
-        batch = self._first_batch()
+        batch = self._first_batch(self.pipeline)
         try:
             state = self.abstract_state()
             metrics = jax.eval_shape(
@@ -144,13 +150,30 @@ class Job:
             )[1]
         except GroupError as error:
             raise self._refused_group(error) from None
+        except PrecisionError as error:
+            raise self.plan.config.error("precision", str(error)) from None
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
                 f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}"
             ) from error
+        self._trace_evaluation(state)
         self.shardings()
         return state, metrics
+
+    def _trace_evaluation(self, state: TrainState) -> None:
+        """Raise ConfigError if the evaluation of the task does not fit its data and the state."""
+        task = self.task
+        if self.evaluation_pipeline is None or task.predict is None:
+            return
+        batch = self._first_batch(self.evaluation_pipeline)
+        try:
+            trace_evaluation(task.predict, state, batch, task.metrics)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConfigError(
+                f"{self.plan.config.path}: the evaluation of {self.plan.top['task']} fails: {what}"
+            ) from error
 
     def groups(self) -> list[Group]:
         """Return the parameter groups of the optimizer, the outermost if several have some."""
@@ -166,6 +189,12 @@ class Job:
         ]
         return self.plan.config.error((*keys, "optimizer")[0], str(error))
 
+    def products(self) -> dict[str, int]:
+        """Return how many matrix products and convolutions a step computes in each dtype."""
+        step = spread(self.step, self.mesh, self.parallel)
+        shapes = self._global_shapes(self._first_batch(self.pipeline))
+        return dict(count_products(jax.make_jaxpr(step)(self.abstract_state(), shapes).jaxpr))
+
     def _global_shapes(self, batch: Batch) -> Tree:
         """Return the shapes of the global batch, from this process's part."""
         count = self.pipeline.shard_count
@@ -174,9 +203,9 @@ class Job:
             for k, v in batch.items()
         }
 
-    def _first_batch(self) -> Batch:
+    def _first_batch(self, pipeline: Pipeline) -> Batch:
         try:
-            return check_numbers(retry(lambda: self.pipeline.batch(0)))
+            return check_numbers(retry(lambda: pipeline.batch(0)))
         except (DamagedRecordError, SpecError):  # complete messages
             raise
         except Exception as error:
@@ -193,8 +222,12 @@ class Job:
 
 def build(plan: Plan, directory: str | Path | None = None) -> Job:
     """Call the functions of a plan; `directory` overrides run.directory, as for a moved run."""
+    task: Task = plan.calls["model"].make()
+    _check_input(plan, task)
+    mesh = plan.calls["mesh"].make()
+    pipeline = _pipeline(plan, task, mesh)
+    plan = _with_known_length(plan, pipeline)
     calls = plan.calls
-    top = plan.top
     home = local_path(directory or calls["run"].arguments["directory"])
     optimizer = calls["optimizer"].make()
     rate = _learning_rate(calls["optimizer"])
@@ -203,36 +236,25 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
             optimizer = calls[wrapper].make(optimizer=optimizer)
     if calls["step"].arguments.get("averages_of") and "averages" not in calls["step"].arguments:
         raise plan.config.error("step.averages_of", "needs step.averages, a decay such as 0.999")
-    mesh = calls["mesh"].make()
     sharding = calls["sharding"].make()
     parallel: Parallel = calls["step"].arguments["parallel"]
     _check_replicas(plan, parallel, mesh)
-    task: Task = calls["model"].make()
-    _check_input(plan, task)
-    shard_index, shard_count = batch_shard(mesh)
-    pipeline = calls["data"].make(
-        source=task.source,
-        seed=top["seed"],
-        shard_index=shard_index,
-        shard_count=shard_count,
-        **task.input,
-    )
-    try:
-        split_batch(pipeline.batch_size, mesh)
-    except ValueError as error:
-        raise plan.config.error("data.batch_size", str(error)) from None
+    precision = calls["precision"].make() if "precision" in calls else None
+    evaluation_pipeline = _evaluation_pipeline(plan, task, pipeline)
     return Job(
         plan=plan,
         directory=home,
-        steps=top["steps"],
+        steps=plan.top["steps"],
         task=task,
         pipeline=pipeline,
         optimizer=optimizer,
         learning_rate=rate,
+        precision=precision,
         step=calls["step"].make(
             loss_fn=task.loss_fn,
             optimizer=optimizer,
             learning_rate=rate,
+            precision=precision,
             replicas=axis_of(parallel),
         ),
         mesh=mesh,
@@ -246,13 +268,42 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
             "recoveries": calls["run"].arguments["recoveries"],
             "straggler_timeout": _straggler_timeout(plan),
         },
-        evaluator=_evaluator(plan, task),
+        evaluator=_evaluator(plan, task, evaluation_pipeline, mesh, precision),
+        evaluation_pipeline=evaluation_pipeline,
         summaries=calls["summary"].make(directory=home),
         logging=calls["log"].make(),
         saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
         others=[_hook(call, home) for call in plan.hooks],
         warm_start=calls["warm_start"].make() if "warm_start" in calls else None,
     )
+
+
+def _pipeline(plan: Plan, task: Task, mesh: Mesh) -> Pipeline:
+    shard_index, shard_count = batch_shard(mesh)
+    pipeline = plan.calls["data"].make(
+        source=task.source,
+        seed=plan.top["seed"],
+        shard_index=shard_index,
+        shard_count=shard_count,
+        **task.input,
+    )
+    try:
+        split_batch(pipeline.batch_size, mesh)
+    except ValueError as error:
+        raise plan.config.error("data.batch_size", str(error)) from None
+    return pipeline
+
+
+def _with_known_length(plan: Plan, pipeline: Pipeline) -> Plan:
+    """Return the plan with its length in steps."""
+    if "steps" in plan.top:
+        return plan
+    try:
+        return plan.with_steps(pipeline.count_steps(plan.top["epochs"]))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise plan.config.error("epochs", str(error)) from None
 
 
 def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:
@@ -307,10 +358,51 @@ def _listeners(plan: Plan) -> list[SaveListener]:
     return [call(key, listener, {}, plan.config).make() for listener in listeners]
 
 
-def _evaluator(plan: Plan, task: Task) -> Evaluator | None:
-    if task.evaluate is None:
+def _evaluation_pipeline(plan: Plan, task: Task, training: Pipeline) -> Pipeline | None:
+    """Return all held-out examples of a task, once, in batches like those of the training."""
+    size = plan.calls["evaluation"].arguments.get("batch_size")
+    if task.evaluation_source is None:
+        if size is not None:
+            raise plan.config.error(
+                "evaluation.batch_size", f"{plan.top['task']} has no evaluation_source to batch"
+            )
         return None
-    evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=task.evaluate)
+    try:
+        return Pipeline(
+            task.evaluation_source,
+            batch_size=training.batch_size if size is None else size,
+            shuffle=False,
+            epochs=1,
+            last="pad",
+            pad=task.input.get("pad"),
+            threads=training.threads,
+            shard_index=training.shard_index,
+            shard_count=training.shard_count,
+        )
+    except (TypeError, ValueError) as error:
+        raise plan.config.error("evaluation.batch_size", str(error)) from None
+
+
+def _measuring(
+    task: Task, pipeline: Pipeline, mesh: Mesh, precision: Precision | None
+) -> Callable[..., Mapping[str, Any]]:
+    """Return the function of an Evaluator that measures a task on its held-out examples."""
+    assert task.predict is not None  # a Task with an evaluation_source has it
+    predict = task.predict if precision is None else precision.apply(task.predict)
+
+    def measure(params: Tree, model_state: Tree | None = None) -> Mapping[str, Any]:
+        return evaluate(predict, params, pipeline, task.metrics, model_state=model_state, mesh=mesh)
+
+    return measure
+
+
+def _evaluator(
+    plan: Plan, task: Task, pipeline: Pipeline | None, mesh: Mesh, precision: Precision | None
+) -> Evaluator | None:
+    function = task.evaluate if pipeline is None else _measuring(task, pipeline, mesh, precision)
+    if function is None:
+        return None
+    evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=function)
     if evaluator.use_averages and "averages" not in plan.calls["step"].arguments:
         raise ConfigError(
             f"{plan.config.path}: evaluation.use_averages needs step.averages, "

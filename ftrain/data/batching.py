@@ -9,7 +9,7 @@ import numpy as np
 from ftrain.data.order import Ordering, permute
 from ftrain.data.source import Batch, Source
 
-Last = Literal["drop", "keep"]
+Last = Literal["drop", "keep", "pad"]
 
 
 class Batching(Protocol):
@@ -17,6 +17,11 @@ class Batching(Protocol):
 
     steps: int | None  # the number of batches; None if they never end
     is_uniform: bool  # all batches have the same size and padding
+    dropped: int  # the number of examples at the end that fill no batch and are in none
+
+    def full_size(self, step: int) -> int:
+        """Return the size of a step's batch if it is full."""
+        ...
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -24,6 +29,10 @@ class Batching(Protocol):
 
     def indices(self, step: int, count: int) -> np.ndarray:
         """Return the examples of `count` batches from `step` on, concatenated."""
+        ...
+
+    def count(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs."""
         ...
 
     def length(self, step: int) -> int | None:
@@ -42,10 +51,17 @@ class Consecutive:
         self, source: Source, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last
     ):
         self._size = size
+        self._examples = len(source)
+        self._last: Last = last
         self._total = None if epochs is None else epochs * len(source)
         self._ordering = Ordering(source, seed, shuffle, size)
         self.steps = None if self._total is None else _count_batches(self._total, size, last)
         self.is_uniform = self.steps is None or self._total == self.steps * size or last == "drop"
+        self.dropped = 0 if self._total is None or last != "drop" else self._total % size
+
+    def full_size(self, step: int) -> int:
+        """Return the size of a full batch."""
+        return self._size
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -59,6 +75,10 @@ class Consecutive:
         return self._ordering.indices(
             step * self._size, stop if self._total is None else min(stop, self._total)
         )
+
+    def count(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs."""
+        return _count_batches(int(epochs * self._examples), self._size, self._last)
 
     def length(self, step: int) -> int | None:
         """Return None: features are padded to the longest of the batch."""
@@ -141,8 +161,14 @@ class Bucketed:
             for bucket, (count, size) in enumerate(zip(self._counts, self._sizes, strict=True))
         ]
         unfilled = [bucket for bucket in range(len(self._bounds)) if self._remainder(bucket)]
+        self._last: Last = last
         self._unfilled = unfilled if last == "keep" else []
         self.steps = None if epochs is None else self._batches_before(epochs) + len(self._unfilled)
+        self.dropped = 0 if last == "keep" else sum(map(self._remainder, range(len(self._bounds))))
+
+    def full_size(self, step: int) -> int:
+        """Return the batch size of the step's bucket."""
+        return self._sizes[self._place(step)[0]]
 
     def sizes(self, step: int, count: int) -> list[int]:
         """Return the sizes of `count` batches from `step` on."""
@@ -151,6 +177,13 @@ class Bucketed:
     def indices(self, step: int, count: int) -> np.ndarray:
         """Return the examples of `count` batches from `step` on, concatenated."""
         return np.concatenate([self._batch(at) for at in range(step, step + count)])
+
+    def count(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs, summed over the buckets."""
+        return sum(
+            _count_batches(int(epochs * count), size, self._last)
+            for count, size in zip(self._counts, self._sizes, strict=True)
+        )
 
     def length(self, step: int) -> int | None:
         """Return the boundary of the step's bucket."""

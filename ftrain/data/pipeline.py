@@ -5,9 +5,10 @@ A Stream makes batches of an iterator, without these guarantees.
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ftrain.data.batching import (
     pad_batch,
 )
 from ftrain.data.derived_sources import call, name_of
+from ftrain.data.masking import Padded, blank_padding
 from ftrain.data.order import check_has_no_order
 from ftrain.data.source import (
     Batch,
@@ -49,7 +51,8 @@ class Pipeline:
 
     Args:
       epochs: number of epochs, after which the data end; None repeats forever.
-      last: "drop" or "keep" a last batch that is not full.
+      last: "drop" or "keep" a last batch that is not full; or "pad" it with zeros, and give every
+        batch an entry "mask", 1 for an example and 0 for padding, unless the examples have one.
       buckets: batch examples of similar length, instead of consecutive ones.
       pad: how to pad each feature of unequal lengths.
       transform: called with each example and a random generator, seeded by step and example.
@@ -78,7 +81,7 @@ class Pipeline:
         _check_minimum(1, batch_size=batch_size, epochs=epochs, threads=threads)
         _check_minimum(0, seed=seed, workers=workers)
         if last not in get_args(Last):
-            raise ValueError(f"last must be 'drop' or 'keep', got {last!r}")
+            raise ValueError(f"last must be 'drop', 'keep' or 'pad', got {last!r}")
         if not (hasattr(source, "__len__") and hasattr(source, "read")):
             hint = "; use ArraySource(arrays)" if isinstance(source, Mapping) else ""
             raise TypeError(
@@ -103,8 +106,9 @@ class Pipeline:
         if self.steps == 0:
             raise ValueError(
                 f"{epochs} epochs of {describe(source)} fill no batch; "
-                "use a smaller batch_size, or last='keep'"
+                "use a smaller batch_size, or last='keep' or 'pad'"
             )
+        self.dropped = self._batching.dropped  # the number of examples that last="drop" drops
         self._check_shards(buckets)
         has_lengths = all(pad.length is not None for pad in self.pad.values())
         self.is_uniform: bool = self._batching.is_uniform and has_lengths
@@ -156,13 +160,31 @@ class Pipeline:
             raise EndOfData(
                 f"the data end after {self.steps} batches; batch {step + count} was requested"
             )
-        whole = self._batching.indices(step, count)
-        if self.shard_count == 1:
-            return whole
-        starts = np.cumsum([0, *self._batching.sizes(step, count)]).tolist()
-        return np.concatenate(
-            [self._share(whole[start:end]) for start, end in itertools.pairwise(starts)]
-        )
+        return self._shares(self._batching.indices(step, count), step, count)
+
+    def mask(self, step: int, count: int = 1) -> np.ndarray:
+        """Return 1 for each of this process's examples in `count` batches, and 0 for padding."""
+        if not isinstance(self._batching, Padded):
+            size = sum(self._batching.sizes(step, count)) // self.shard_count
+            return np.ones(size, np.float32)
+        return self._shares(self._batching.mask(step, count), step, count)
+
+    def count_steps(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs, which need not be a whole number.
+
+        An unfinished last batch counts with `last="keep"`. A pipeline without a limit of epochs
+        fills it from the next epoch.
+        """
+        if isinstance(epochs, bool) or not 0 < epochs < math.inf:
+            raise ValueError(f"epochs must be > 0, got {epochs!r}")
+        if self.epochs is not None and epochs > self.epochs:
+            raise ValueError(f"the data end after {self.epochs} epochs, got epochs {epochs}")
+        steps = self._batching.count(epochs)
+        if not steps:
+            raise ValueError(
+                f"{epochs} epochs of {describe(self.source)} fill no batch of {self.batch_size}"
+            )
+        return steps
 
     def summary(self) -> dict[str, Any]:
         """Return what all batches depend on besides the source's contents, as JSON values."""
@@ -197,6 +219,15 @@ class Pipeline:
             where=lambda row: where(self.source, int(self.indices(step)[row])),
         )
 
+    def _shares(self, rows: np.ndarray, step: int, count: int) -> np.ndarray:
+        """Return this process's part of each of `count` batches, whose rows are concatenated."""
+        if self.shard_count == 1:
+            return rows
+        starts = np.cumsum([0, *self._batching.sizes(step, count)]).tolist()
+        return np.concatenate(
+            [self._share(rows[start:end]) for start, end in itertools.pairwise(starts)]
+        )
+
     def _share(self, indices: np.ndarray) -> np.ndarray:
         share = len(indices) // self.shard_count
         return indices[self.shard_index * share : (self.shard_index + 1) * share]
@@ -207,9 +238,11 @@ class Pipeline:
             batch = self.source.read(indices)
             if not _is_batch(batch, len(indices)):
                 batch = check_batch(batch, len(indices), describe(self.source))
-            if self.transform is None:
-                return batch
-            return self._apply_transform(self.transform, batch, indices, step, count)
+            if self.transform is not None:
+                batch = self._apply_transform(self.transform, batch, indices, step, count)
+            if isinstance(self._batching, Padded):
+                batch = blank_padding(batch, self.mask(step, count), self.pad)
+            return batch
         except StopIteration as error:  # a generator would swallow it
             raise EndOfData(f"{describe(self.source)} has no more examples") from error
         except Exception as error:
@@ -236,6 +269,8 @@ class Pipeline:
                 yield np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, row, at]))
 
     def _make_batching(self, last: Last, buckets: Buckets | None) -> Batching:
+        if last == "pad":
+            return Padded(self._make_batching("keep", buckets))
         examples = len(self.source)
         common = (self.batch_size, self.seed, self.shuffle, self.epochs, last)
         if buckets is not None:
@@ -269,7 +304,8 @@ class Pipeline:
             )
         if not self._batching.is_whole(count):
             raise ValueError(
-                f"last='keep' makes batches that do not divide over {count} processes; use 'drop'"
+                f"last='keep' makes batches that do not divide over {count} processes; "
+                "use 'drop' or 'pad'"
             )
 
 
@@ -294,7 +330,7 @@ class Stream:
         batch_size: int,
         shuffle_buffer: int = 0,
         seed: int = 0,
-        last: Last = "drop",
+        last: Literal["drop", "keep"] = "drop",
         pad: Mapping[str, Pad] | None = None,
     ):
         if batch_size < 1 or shuffle_buffer < 0:

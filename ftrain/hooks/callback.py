@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ftrain.averages import averaged
 from ftrain.training import Hook, Report, TrainState, Trigger, every
-from ftrain.training.hook import Value
+from ftrain.training.arguments import call_with_model_state
 from ftrain.training.loss import Batch
-from ftrain.tree import Tree
+
+MAX_PUBLISHED = 16  # values of an array that is published
 
 
 class Callback(Hook):
@@ -72,13 +75,17 @@ def _checked(function: Any) -> Any:
 class Evaluator(Hook):
     """Publish what `evaluate(params)` returns, as `eval/...`, at chosen steps and at the end.
 
+    If the state has a model state, it is called as `evaluate(params, model_state)`. Numbers and
+    strings are published; of arrays, those of up to 16 values, each value under its index, such as
+    `eval/f1/0`. Larger ones, such as a confusion matrix, are left out.
+
     An interrupted run is not evaluated at its end. The checkpoint has the step that was evaluated
     last, so a restarted run with no steps left is evaluated if its last step was not.
     """
 
     def __init__(
         self,
-        evaluate: Callable[[Tree], Mapping[str, Value]],
+        evaluate: Callable[..., Mapping[str, Any]],
         *,
         when: Trigger = every(steps=1000),
         use_averages: bool = False,
@@ -87,6 +94,7 @@ class Evaluator(Hook):
         self.when = when
         self.use_averages = use_averages
         self._evaluated: int | None = None  # the step of the newest evaluation
+        self._left_out: set[str] = set()  # arrays that are too large, and the user knows it
 
     def begin(self, report: Report) -> None:
         if self.use_averages and report.state.averages is None:
@@ -99,12 +107,14 @@ class Evaluator(Hook):
     def restore(self, state: Mapping[str, Any]) -> None:
         self._evaluated = state["evaluated"]
 
-    def measure(self, state: TrainState) -> dict[str, Value]:
-        """Evaluate a state; return the values under the names they are published by."""
+    def measure(self, state: TrainState) -> dict[str, Any]:
+        """Evaluate a state; return the values, arrays too, under names that start with `eval/`."""
         params = state.params
         if self.use_averages:
             params = averaged(state.averages, state.params)
-        measured = self.evaluate(params)
+        measured = call_with_model_state(
+            "evaluate", self.evaluate, {"params": params}, state.model_state
+        )
         if not isinstance(measured, Mapping):
             raise TypeError(
                 f"evaluate must return a dict of numbers and strings, got {measured!r:.60}"
@@ -112,10 +122,36 @@ class Evaluator(Hook):
         return {f"eval/{name}": value for name, value in measured.items()}
 
     def after_step(self, report: Report) -> None:
-        report.publish(self.measure(report.state))
+        measured = self.measure(report.state)
+        report.publish(published_values(measured))
         self._evaluated = report.step
+        for name, value in measured.items():
+            if np.size(value) > MAX_PUBLISHED and name not in self._left_out:
+                self._left_out.add(name)
+                report.notice(
+                    f"{name} is not published: it has {np.size(value)} values, "
+                    f"of arrays only up to {MAX_PUBLISHED} are"
+                )
 
     def end(self, report: Report) -> None:
         if self._evaluated != report.step and not report.interrupted:
             report.save()  # a process that is killed during a long evaluation loses no steps
             self.after_step(report)
+
+
+def published_values(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and strings, with the values of small arrays under their indices.
+
+    >>> published_values({"loss": 0.5, "f1": np.array([0.25, 1.0]), "confusion": np.eye(10)})
+    {'loss': 0.5, 'f1/0': 0.25, 'f1/1': 1.0}
+    """
+    published: dict[str, Any] = {}
+    for name, value in measured.items():
+        if isinstance(value, str) or np.ndim(value) == 0:
+            published[name] = value
+        elif np.size(value) == 1:
+            published[name] = float(np.asarray(value).reshape(()))
+        elif np.size(value) <= MAX_PUBLISHED:
+            for index, number in np.ndenumerate(np.asarray(value)):
+                published["/".join([name, *map(str, index)])] = float(number)
+    return published

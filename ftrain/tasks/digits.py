@@ -14,9 +14,10 @@ import optax
 
 from ftrain.data import ArraySource, MapSource, RecordSource, Source
 from ftrain.formats import Fixed, Raw, RecordWriter, encode_example
+from ftrain.metrics import accuracy, mean
 from ftrain.paths import absolute
 from ftrain.tasks.task import Task
-from ftrain.tree import Tree
+from ftrain.tree import Tree, widen
 
 CLASSES = 10
 TEST_SHARE = 5  # every fifth example of a fixed permutation is held out
@@ -44,21 +45,21 @@ def digits(
 
     def loss_fn(params: Tree, batch: Tree, rng: jax.Array):
         logits = classify(params, batch["image"], dropout=dropout, rng=rng)
-        return _measure(logits, batch["label"])
-
-    @jax.jit
-    def measure(params: Tree):
-        return _measure(classify(params, jnp.asarray(test["image"])), jnp.asarray(test["label"]))
-
-    def evaluate(params: Tree) -> dict[str, float]:
-        loss, metrics = measure(params)
-        return {"loss": float(loss), "accuracy": float(metrics["accuracy"])}
+        is_right = jnp.argmax(logits, axis=-1) == batch["label"]
+        return _losses(logits, batch["label"]).mean(), {"accuracy": jnp.mean(is_right)}
 
     init = functools.partial(init_classifier, channels=channels, hidden=hidden)
     source = (
         digit_records(records, train["image"], train["label"]) if records else ArraySource(train)
     )
-    return Task(init, loss_fn, source, evaluate)
+    return Task(
+        init,
+        loss_fn,
+        source,
+        evaluation_source=ArraySource(test),
+        predict=predict,
+        metrics={"loss": mean("loss"), "accuracy": accuracy()},
+    )
 
 
 def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -137,7 +138,8 @@ def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:
 def classify(
     params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.Array | None = None
 ) -> jax.Array:
-    """Return the logits (batch, classes) of images (batch, 8, 8, 1)."""
+    """Return the logits (batch, classes) of images (batch, 8, 8, 1), in the parameters' dtype."""
+    images = images.astype(params["conv1"]["kernel"].dtype)
     features = jax.nn.relu(_convolve(params["conv1"], images, stride=1))
     features = jax.nn.relu(_convolve(params["conv2"], features, stride=2))
     features = jax.nn.relu(_dense(params["dense"], features.reshape(len(images), -1)))
@@ -162,6 +164,12 @@ def _dense(layer: Tree, features: jax.Array) -> jax.Array:
     return features @ layer["kernel"] + layer["bias"]
 
 
-def _measure(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-    return loss, {"accuracy": jnp.mean(jnp.argmax(logits, axis=-1) == labels)}
+def predict(params: Tree, batch: Tree) -> dict[str, jax.Array]:
+    """Return the logits and the loss of each image of a batch."""
+    logits = classify(params, batch["image"])
+    return {"logits": logits, "loss": _losses(logits, batch["label"])}
+
+
+def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    # Computed in float32, whatever the model computes in.
+    return optax.softmax_cross_entropy_with_integer_labels(widen(logits), labels)

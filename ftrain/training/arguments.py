@@ -1,6 +1,7 @@
 """Checks of the arguments of a run: each error names what to pass instead."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -89,6 +90,27 @@ def check_optimizer(optimizer: Any) -> None:
         else f"{optimizer!r:.60}"
     )
     raise TypeError(f"optimizer must be an optax.GradientTransformation, got {got}")
+
+
+def call_with_model_state(
+    what: str, function: Callable[..., Any], given: Mapping[str, Any], model_state: Tree | None
+) -> Any:
+    """Call a function of the user; a model state, if there is one, is one more last argument.
+
+    Raises TypeError if the function is of the other form.
+    """
+    arguments = dict(given) if model_state is None else {**given, "model_state": model_state}
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not every callable has one
+        return function(*arguments.values())
+    try:
+        signature.bind(*arguments.values())
+    except TypeError as error:
+        form = f"{what}({', '.join(arguments)})"
+        reason = "there is no model state" if model_state is None else "the state has a model state"
+        raise TypeError(f"{what} is called as {form}, because {reason}: {error}") from None
+    return function(*arguments.values())
 
 
 def describe_state(state: Any) -> str:

@@ -129,13 +129,7 @@ class CompiledStep:
         if sharding is None and count == 1 and jax.default_backend() == "cpu":
             return batch  # it is in the memory of that device already
         with jax.enable_x64(self._x64):
-            if (
-                sharding is not None and not sharding.is_fully_addressable
-            ):  # this process has a part of it
-                return jax.tree.map(
-                    functools.partial(jax.make_array_from_process_local_data, sharding), batch
-                )
-            return jax.device_put(batch) if sharding is None else jax.device_put(batch, sharding)
+            return put_batch(batch, sharding)
 
     def flops(self) -> float | None:
         """Return the floating-point operations of one step, if the compiler reports them."""
@@ -190,6 +184,15 @@ def batch_sharding(mesh: Mesh | None, *, stacked: bool = False) -> NamedSharding
         return None
     axes = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
     return NamedSharding(mesh, PartitionSpec(None, axes) if stacked else PartitionSpec(axes))
+
+
+def put_batch(batch: Batch, sharding: NamedSharding | None) -> Batch:
+    """Put a batch, or the part of it that this process has, on the devices."""
+    if sharding is None:
+        return jax.device_put(batch)
+    if sharding.is_fully_addressable:
+        return jax.device_put(batch, sharding)
+    return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, sharding), batch)
 
 
 def axis_of(parallel: Parallel) -> Axis | None:

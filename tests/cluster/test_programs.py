@@ -1,7 +1,9 @@
 """Users' programs under the launcher: the same Python in every process."""
 
+import json
 from pathlib import Path
 
+import evaluating
 import pytest
 from command import run
 
@@ -29,6 +31,18 @@ def test_a_pipeline_that_is_not_for_this_process_is_refused(tmp_path):
     done = run("launch", "-n", "2", PROGRAM, tmp_path, "9", "9", "pipeline")
     assert done.returncode == 1
     assert "yields part 0 of 1 of a batch, but this process needs part" in done.stderr
+
+
+def test_an_evaluation_is_the_same_in_all_processes_and_in_one():
+    done = run("launch", "-n", "2", "--max-restarts", "0", PROGRAM.with_name("evaluating.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.partition("measured ")[2] for line in done.stdout.splitlines()]
+    lines = [line for line in lines if line]
+    assert len(lines) == 4
+    assert all(lines.count(line) % 2 == 0 for line in lines)
+    expected = evaluating.measure(evaluating.make_state())
+    for line in lines:
+        assert json.loads(line) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.campaign

@@ -156,7 +156,7 @@ def test_boundaries_and_lengths_must_fit():
     ("options", "message"),
     [
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
-        ({"last": "pad"}, "last must be 'drop' or 'keep', got 'pad'"),
+        ({"last": "fill"}, "last must be 'drop', 'keep' or 'pad', got 'fill'"),
         ({"threads": 0}, "threads must be >= 1, got 0"),
         ({"workers": -1}, "workers must be >= 0, got -1"),
         ({"seed": -1}, "seed must be >= 0, got -1"),

@@ -39,7 +39,7 @@ def drive(hooks, data, loss=loss_fn, **options) -> Loop:
 def log_lines(hooks, data, when) -> list[str]:
     lines = []
     drive([*hooks, Logging(when=when, write=lines.append)], data)
-    return lines
+    return [line for line in lines if "fused into one call" not in line]  # depends on the time
 
 
 @pytest.mark.parametrize("last", [1, 5])

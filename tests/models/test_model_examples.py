@@ -112,3 +112,20 @@ def test_there_are_at_most_15_lines_of_glue(library):
     source = (CONFIG.parent / f"digits_{library}.py").read_text()
     glue = source[source.index("train, test = load_digits()") : source.index("if __name__")]
     assert sum(bool(line.strip()) for line in glue.splitlines()) <= 15
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_config_is_evaluated_with_the_model_state(library, tmp_path):
+    """On one device and on four; the statistics of the batches seen so far are used."""
+    job = make_job(library, tmp_path / "run", "evaluation.batch_size=100", "mesh.data=1")
+    state = job.initial_state()
+    found = job.evaluator.measure(state)
+    spread = make_job(library, tmp_path / "run", "evaluation.batch_size=100")
+    same = spread.evaluator.measure(spread.initial_state())
+    assert found["eval/accuracy"] == same["eval/accuracy"]
+    assert found["eval/f1"] == pytest.approx(same["eval/f1"])
+    moved = jax.tree.map(
+        lambda leaf: leaf + 3 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf,
+        state.model_state,
+    )
+    assert job.evaluator.measure(state.replace(model_state=moved)) != found

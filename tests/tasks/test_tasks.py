@@ -3,11 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ftrain import optimizers
+from ftrain import evaluate, metrics, optimizers
 from ftrain.data import Pipeline
 from ftrain.hooks import Logging
 from ftrain.run import train
-from ftrain.tasks import digits, source_lm
+from ftrain.tasks import Task, digits, source_lm
 from ftrain.tasks.digits import load_digits
 from ftrain.tasks.source_lm import init_transformer, load_source, transformer_logits
 
@@ -26,7 +26,14 @@ def learn(task, steps, batch_size, learning_rate):
         steps=steps,
         hooks=[Logging(write=lambda line: None)],
     )
-    return task.evaluate(params), task.evaluate(state.params)
+    return measure(task, params), measure(task, state.params)
+
+
+def measure(task, params):
+    if task.evaluate is not None:
+        return task.evaluate(params)
+    data = Pipeline(task.evaluation_source, batch_size=100, epochs=1, last="pad")
+    return evaluate(task.predict, params, data, task.metrics)
 
 
 def test_digits_are_split_into_disjoint_sets():
@@ -45,6 +52,31 @@ def test_digits_learn():
     assert before["accuracy"] < 0.4
     assert after["accuracy"] > 0.9
     assert after["loss"] < before["loss"]
+
+
+def test_digits_are_measured_on_all_held_out_images():
+    task = digits(channels=4, hidden=16)
+    params = task.init(jax.random.key(0))
+    _, test = load_digits()
+    outputs = task.predict(params, test)
+    found = measure(task, params)
+    right = np.argmax(np.asarray(outputs["logits"]), axis=-1) == test["label"]
+    assert found["accuracy"] == pytest.approx(right.mean(), abs=1e-12)
+    assert found["loss"] == pytest.approx(float(np.mean(outputs["loss"])), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"evaluation_source": [1]}, "needs predict"),
+        ({"metrics": {"x": metrics.mean()}}, "needs an evaluation_source"),
+        ({"evaluation_source": [1], "predict": dict, "evaluate": dict}, "not both"),
+        ({"evaluation_source": [1], "predict": dict, "metrics": {"x": 1}}, "metric x must be"),
+    ],
+)
+def test_what_a_task_is_evaluated_with_fits_together(fields, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Task(dict, dict, [1], **fields)
 
 
 def test_dropout_draws_from_the_steps_rng():

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ftrain.checkpoints import CheckpointError, CheckpointManager, checkpoints_iterator
 from ftrain.hooks import Evaluator
+from ftrain.hooks.callback import published_values
 from ftrain.summaries import MetricsFile, SummaryWriter
 from ftrain.training import TrainState
 from ftrain.training.hook import Value
-from ftrain.tree import Tree
 
 
 def evaluate_checkpoints(
     directory: str | Path,
-    evaluate: Callable[[Tree], Mapping[str, Value]],
+    evaluate: Callable[..., Mapping[str, Any]],
     like: TrainState,
     *,
     use_averages: bool = False,
@@ -30,8 +31,8 @@ def evaluate_checkpoints(
     evaluation, only the newest of them is evaluated.
 
     Args:
-      evaluate: a function from parameters to metrics. With `use_averages` it is called with the
-        moving averages of the parameters.
+      evaluate: a function from parameters, and the model state if there is one, to metrics. With
+        `use_averages` it is called with the moving averages of the parameters.
       like: a state with the structure, shapes, dtypes and shardings of the run's, such as
         `TrainState.create(...)` with the same arguments.
       write_to: a directory for the metrics: an event file and a `metrics.jsonl`.
@@ -52,7 +53,7 @@ def evaluate_checkpoints(
                 if step in manager.steps():
                     raise
                 continue  # the run deleted it meanwhile, so there is a newer one
-            metrics = evaluator.measure(state)
+            metrics = published_values(evaluator.measure(state))
             for writer in writers:
                 writer.write(step, metrics)
             is_last = last_step is not None and step >= last_step
