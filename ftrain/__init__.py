@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from ftrain.evaluation import evaluate as evaluate
     from ftrain.evaluation import evaluate_checkpoints as evaluate_checkpoints
     from ftrain.gradients import WeightedMean as WeightedMean
+    from ftrain.loading import load as load
     from ftrain.optimizers import apply_updates as apply_updates
     from ftrain.run import Run as Run
     from ftrain.run import train as train
     from ftrain.training import Hook as Hook
+    from ftrain.training import Precision as Precision
     from ftrain.training import TrainState as TrainState
     from ftrain.training import at as at
     from ftrain.training import compile_step as compile_step
@@ -56,6 +58,7 @@ _ROOMS = (
 )
 _NAMES = {
     "Hook": "ftrain.training",
+    "Precision": "ftrain.training",
     "Run": "ftrain.run",
     "TrainState": "ftrain.training",
     "WeightedMean": "ftrain.gradients",
@@ -66,6 +69,7 @@ _NAMES = {
     "evaluate_checkpoints": "ftrain.evaluation",
     "every": "ftrain.training",
     "first": "ftrain.training",
+    "load": "ftrain.loading",
     "make_step": "ftrain.training",
     "train": "ftrain.run",
 }

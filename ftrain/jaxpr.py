@@ -1,6 +1,6 @@
 """Jaxprs: evaluate a traced function, one equation at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
@@ -48,3 +48,24 @@ def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     )
     line = Jaxpr((), list(inputs), equation.outvars, [equation], equation.effects, names)
     return jaxpr_as_fun(ClosedJaxpr(line, ()))(*inputs.values())
+
+
+def dtype_of(variable: Var | Literal) -> Any:
+    """Return the dtype of a variable of a trace; None if it is not an array."""
+    return getattr(variable.aval, "dtype", None)
+
+
+def equations_of(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Yield all equations of a traced function, and those of the functions that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in inner_jaxprs(equation):
+            yield from equations_of(inner)
+
+
+def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """Yield the functions that an equation calls, such as the body of a loop."""
+    for value in equation.params.values():
+        for each in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(each, (Jaxpr, ClosedJaxpr)):
+                yield each.jaxpr if isinstance(each, ClosedJaxpr) else each

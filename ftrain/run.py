@@ -1,5 +1,6 @@
 """A run: the loop with a directory and the default hooks."""
 
+import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ftrain.checkpoints import hold
+from ftrain.checkpoints import WarmStart, hold
+from ftrain.checkpoints.hand_over import RECORD, as_warm_start
 from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.cluster import ProcessGroup
 from ftrain.data import Pipeline
@@ -37,6 +39,7 @@ from ftrain.storage import exists
 from ftrain.training import (
     Hook,
     Loop,
+    Scaffold,
     TrainState,
     Trigger,
     every,
@@ -49,7 +52,9 @@ from ftrain.training.consensus import LIMIT
 from ftrain.training.loss import LossFunction
 from ftrain.training.options import LoopOptions, check_options
 from ftrain.training.pieces import Piece
+from ftrain.training.precision import Precision
 from ftrain.training.record import Recorder, RunMismatchError, RunRecord, set_aside
+from ftrain.training.remat import Remat
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -231,6 +236,7 @@ def train(
     *,
     optimizer: optax.GradientTransformation,
     steps: int | None = None,
+    epochs: float | None = None,
     hooks: Sequence[Hook] = (),
     directory: str | Path | None = None,
     seed: int = 0,
@@ -240,8 +246,11 @@ def train(
     averages_ramp: bool = False,
     averages_of: str | Sequence[str] = (),
     merge_rows: bool = True,
+    precision: Precision | str | None = None,
+    remat: Remat = "none",
     learning_rate: LearningRate | None = None,
     model_state: Tree | None = None,
+    warm_start: WarmStart | str | Path | None = None,
     accept_changes: bool = False,
     overwrite: bool = False,
     **options: Unpack[LoopOptions],
@@ -253,19 +262,24 @@ def train(
     normalisation, the loss function is called as `loss_fn(params, batch, rng, model_state)` and
     returns `(loss, metrics, model_state)`.
 
-    Ends after `steps` steps, at the end of the data, or if a hook stops it. With a `directory`, an
-    interrupted run resumes from its newest checkpoint; Ctrl-C saves one before it raises
-    KeyboardInterrupt. Without one, Ctrl-C loses the state; `Run` keeps it as its `state`.
+    Ends after `steps` steps, or after `epochs` of a pipeline, at the end of the data, or if a hook
+    stops it. With a `directory`, an interrupted run resumes from its newest checkpoint; Ctrl-C
+    saves one before it raises KeyboardInterrupt. Without one, Ctrl-C loses the state; `Run` keeps
+    it as its `state`.
+
+    A run that has no checkpoint to resume from takes the parameters and the model state of the
+    checkpoint `warm_start`, if that is given; see `WarmStart`.
 
     A directory that has a run with another loss, optimizer, data or seed is refused with
     RunMismatchError; `accept_changes` and `overwrite` are those of `Run`. `averages_of` are
     patterns for the parameters to average, all of them by default. `clip_global_norm`,
-    `accumulate`, `averages`, `averages_ramp`, `merge_rows` and `learning_rate` are those of
-    `make_step`; `options` are those of `Loop`, see `LoopOptions`.
+    `accumulate`, `averages`, `averages_ramp`, `merge_rows`, `precision`, `remat` and
+    `learning_rate` are those of `make_step`; `options` are those of `Loop`, see `LoopOptions`.
     """
     check_optimizer(optimizer)  # now, before anything is written
     if not isinstance(params, Model):
         check_arrays("params", params)
+    steps = _length(steps, epochs, data)
     create = functools.partial(
         TrainState.create,
         params,
@@ -273,7 +287,19 @@ def train(
         seed=seed,
         model_state=model_state,
         averages=(averages_of or True) if averages else False,
+        precision=precision,
     )
+    settings: dict[str, Any] = {"seed": seed} if isinstance(seed, int) else {}
+    if warm_start is not None:
+        chosen = as_warm_start(warm_start)
+        settings["warm_start"] = chosen.summary()
+
+        def renew(state: TrainState) -> TrainState:
+            own = {"seed": state.rng, "model_state": state.model_state}
+            return TrainState.create(state.params, optimizer, **{**create.keywords, **own})
+
+        home = None if directory is None else local_path(directory)
+        options["scaffold"] = with_warm_start(options, chosen, renew, home)
     run = Run(
         make_step(
             loss_fn,
@@ -283,10 +309,12 @@ def train(
             averages=averages,
             averages_ramp=averages_ramp,
             merge_rows=merge_rows,
+            precision=precision,
+            remat=remat,
             learning_rate=learning_rate,
             replicas=axis_of(options.get("parallel", "jit")),
         ),
-        Initial(create, settings={"seed": seed} if isinstance(seed, int) else {}),
+        Initial(create, settings=settings),
         data,
         steps=steps,
         hooks=hooks,
@@ -302,6 +330,43 @@ def train(
         saved = "saved: the same call resumes" if run.saves else "not saved: pass a directory"
         raise KeyboardInterrupt(f"stopped after step {run.steps_taken}, {saved}")
     return run.state
+
+
+def _length(steps: int | None, epochs: float | None, data: Any) -> int | None:
+    """Return the number of steps of a run."""
+    if epochs is None:
+        return steps
+    if steps is not None:
+        raise ValueError(f"pass steps or epochs, not both; got steps={steps} and epochs={epochs}")
+    if not isinstance(data, Pipeline):
+        raise TypeError(
+            "epochs needs a Pipeline, which knows its number of examples, "
+            f"got {type(data).__name__}; pass steps"
+        )
+    return data.count_steps(epochs)
+
+
+def with_warm_start(
+    options: LoopOptions,
+    warm_start: WarmStart,
+    renew: Callable[[TrainState], TrainState],
+    directory: Path | None,
+) -> Scaffold:
+    """The scaffold of these options, which starts a new run from a checkpoint.
+
+    `renew` makes the state again from one with new parameters. An `init_fn` of the scaffold is
+    called after it.
+    """
+    scaffold = options.get("scaffold") or Scaffold()
+    group = options.get("group")
+    is_chief = group is None or group.is_chief
+    record = directory / RECORD if directory is not None and is_chief else None
+
+    def start(state: TrainState) -> TrainState:
+        started = warm_start.start(state, renew, record)
+        return started if scaffold.init_fn is None else scaffold.init_fn(started)
+
+    return dataclasses.replace(scaffold, init_fn=start)
 
 
 def _complete(

@@ -63,7 +63,13 @@ def regression(
     def evaluate(params):
         return {"distance": float(jnp.max(jnp.abs(params["w"] - WEIGHTS)))}
 
-    return Task(init_params, noisy_loss, ArraySource(make_arrays(examples)), evaluate)
+    return Task(
+        init_params,
+        noisy_loss,
+        ArraySource(make_arrays(examples)),
+        evaluate,
+        predict=lambda params, batch: {"y": batch["x"] @ params["w"] + params["b"]},
+    )
 
 
 def predict(params, batch):

@@ -25,6 +25,7 @@ LAYERS = [
     ["run", "evaluation"],
     ["tasks"],
     ["config"],
+    ["loading"],
     ["migration"],
     ["cli"],
     ["__main__"],

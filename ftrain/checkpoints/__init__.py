@@ -2,6 +2,7 @@
 
 from ftrain.checkpoints.catalog import Catalog, Record, read_catalog
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, LeafMismatchError, SaveError
+from ftrain.checkpoints.hand_over import HandOver, WarmStart
 from ftrain.checkpoints.lock import HeldElsewhereError, InUseError, hold, is_held
 from ftrain.checkpoints.manager import CheckpointManager
 from ftrain.checkpoints.manifest import verify
@@ -29,12 +30,14 @@ __all__ = [
     "CheckpointManager",
     "CheckpointReader",
     "DamagedError",
+    "HandOver",
     "HeldElsewhereError",
     "InUseError",
     "LeafMismatchError",
     "Record",
     "SaveError",
     "VocabInfo",
+    "WarmStart",
     "checkpoint_exists",
     "checkpoint_state",
     "checkpoints_iterator",

@@ -24,7 +24,7 @@ from ftrain.checkpoints.catalog import (
 from ftrain.checkpoints.errors import CheckpointError, DamagedError
 from ftrain.checkpoints.manifest import decode_extra, encode_extra, read_manifest
 from ftrain.checkpoints.matching import Selection, as_patterns
-from ftrain.checkpoints.paths import checkpoint_directory
+from ftrain.checkpoints.paths import BEST, LATEST, StepName, checkpoint_directory, step_named
 from ftrain.checkpoints.restore import check_leaves, restore_tree
 from ftrain.checkpoints.writer import Writer
 from ftrain.paths import local_path
@@ -48,7 +48,7 @@ class CheckpointManager:
     The newest `keep` checkpoints stay (or "all"), and also one every `keep_every_steps` steps, one
     every `keep_every_hours` hours, and the `keep_best` best by `best_metric` of the metrics given
     to `save`; `best_mode` says whether small ("min") or large ("max") values are better. Pinned
-    ones stay.
+    ones stay. Where a step is asked for, "best" and "latest" name these checkpoints.
 
     A tree with non-finite leaves is saved as `STEP.suspect`, and never becomes the latest. Leaves
     whose name matches a pattern of `allow_nonfinite` are not checked. `on_warning` is called with a
@@ -102,9 +102,28 @@ class CheckpointManager:
         records = self.checkpoints()
         return records[-1].step if records else None
 
+    def step_of(self, name: StepName) -> int:
+        """Return the step that "best" or "latest" names; a number is returned as it is.
+
+        "best" needs a `keep_best`, of this manager or of the run that saved last: without one, the
+        best checkpoint may have been deleted.
+        """
+        if name in (BEST, LATEST):
+            return step_named(self.directory, str(name), self.retention)
+        if isinstance(name, str):
+            raise CheckpointError(
+                f"a step must be a whole number, 'best' or 'latest', got {name!r}"
+            )
+        return _as_step(name)
+
     def best(self) -> int | None:
-        """Return the step with the best metric."""
-        best = best_of(self.checkpoints(), self.retention, 1)
+        """Return the step with the best metric.
+
+        Without a `keep_best` of this manager, that of the run that saved last says what is best.
+        """
+        saved = retry(lambda: read_catalog(self.directory).retention)
+        is_unsaid = not self.retention.best and saved.best
+        best = best_of(self.checkpoints(), saved if is_unsaid else self.retention, 1)
         return best[0].step if best else None
 
     def is_empty(self) -> bool:
@@ -175,16 +194,17 @@ class CheckpointManager:
         encoded = encode_extra(extra) if extra else None
         self._writer.complete(self.directory, step, metrics or {}, encoded)
 
-    def extra(self, step: int) -> dict[str, Any]:
+    def extra(self, step: StepName) -> dict[str, Any]:
         """Return the extra values that were saved with a checkpoint."""
-        path = self._path(step) if step == self.restored else self._existing_path(step)
+        number = self.step_of(step)
+        path = self._path(number) if number == self.restored else self._existing_path(number)
         manifest = read_manifest(path)
         return {} if manifest is None else decode_extra(manifest.extra or {})
 
     def restore(
         self,
         like: Tree,
-        step: int | None = None,
+        step: StepName | None = None,
         *,
         strict: bool = True,
         include: str | Sequence[str] = (),
@@ -193,7 +213,7 @@ class CheckpointManager:
         cast: bool = False,
         verify: bool = True,
     ) -> Tree:
-        """Return the tree saved under `step`, or the latest one.
+        """Return the tree saved under `step`, or the latest one; `step` may be "best".
 
         `like` gives its structure, shapes, dtypes and shardings. Everything that is read is
         verified, unless `verify` is False. If the latest checkpoint is damaged, the previous one is
@@ -209,10 +229,11 @@ class CheckpointManager:
             strict, as_patterns(include), as_patterns(exclude), dict(rename or {}), cast
         )
         if step is not None:
+            number = self.step_of(step)
             tree = retry(
-                lambda: restore_tree(self._existing_path(step), like, selection, verify=verify)
+                lambda: restore_tree(self._existing_path(number), like, selection, verify=verify)
             )
-            self.restored = step
+            self.restored = number
             return tree
         damaged: list[DamagedError] = []
         for candidate in self._candidates():
@@ -233,11 +254,12 @@ class CheckpointManager:
             return tree
         raise self._nothing_to_restore(damaged)
 
-    def check(self, like: Tree, step: int | None = None) -> Path:
+    def check(self, like: Tree, step: StepName | None = None) -> Path:
         """Return the path of a checkpoint that has the leaves of `like`; no values are read."""
         if step is not None:
-            retry(lambda: check_leaves(self._existing_path(step), like))
-            return self._path(step)
+            path = self._existing_path(step)
+            retry(lambda: check_leaves(path, like))
+            return path
         damaged: list[DamagedError] = []
         for record in reversed(self.checkpoints()):
 
@@ -257,16 +279,18 @@ class CheckpointManager:
         for text in self._writer.wait():
             self.on_warning(text)
 
-    def pin(self, step: int, pinned: bool = True) -> None:
+    def pin(self, step: StepName, pinned: bool = True) -> None:
         """Keep a checkpoint until it is unpinned."""
-        self._existing_path(step)
-        pin_checkpoint(self.directory, step, pinned)
+        number = self.step_of(step)
+        self._existing_path(number)
+        pin_checkpoint(self.directory, number, pinned)
 
-    def delete(self, step: int) -> None:
+    def delete(self, step: StepName) -> None:
         """Delete a checkpoint; an error if it is pinned."""
         self.wait()
-        self._existing_path(step)
-        delete_checkpoint(self.directory, step)
+        number = self.step_of(step)
+        self._existing_path(number)
+        delete_checkpoint(self.directory, number)
 
     def close(self) -> None:
         """Wait for the pending save. Later saves return when they are written."""
@@ -320,8 +344,8 @@ class CheckpointManager:
         more = [f"{error.path.name} too: {error.damage[0]}" for error in others]
         return DamagedError(newest.path, [*newest.damage[:2], *more, "so none can be restored"])
 
-    def _existing_path(self, step: int) -> Path:
-        step = _as_step(step)
+    def _existing_path(self, step: StepName) -> Path:
+        step = self.step_of(step)
         if step not in retry(lambda: committed_steps(self.directory)):
             raise CheckpointError(
                 f"{self.directory}: there is no checkpoint of step {step}; there are {self.steps()}"

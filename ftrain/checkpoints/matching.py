@@ -86,7 +86,7 @@ def match(
     hint: bool = True,
 ) -> dict[str, str]:
     """Map each leaf to restore to its checkpoint name; one error lists all that do not fit."""
-    saved = _renamed(path, found, selection)
+    saved = rename_all(path, found, selection)
     _check_patterns(path, found, {*saved, *expected}, selection)
     taken = {name: saved[name] for name in expected if selection.takes(name) and name in saved}
     misfits = [
@@ -106,7 +106,7 @@ def match(
     fitting = {name: source for name, source in taken.items() if name not in misfits}
     if not fitting:
         raise LeafMismatchError(
-            path, [f"none of its {len(found)} leaves is selected; it has {_list_some(found)}"]
+            path, [f"none of its {len(found)} leaves is selected; it has {list_some(found)}"]
         )
     return fitting
 
@@ -161,16 +161,17 @@ def _check_patterns(
     for pattern in (*selection.include, *selection.exclude):
         if not any(re.fullmatch(pattern, name) for name in names):
             raise CheckpointError(
-                f"{path}: pattern {pattern!r} matches no leaf; there are {_list_some(names)}"
+                f"{path}: pattern {pattern!r} matches no leaf; there are {list_some(names)}"
             )
     for pattern in selection.rename:
         if not any(re.search(pattern, name) for name in found):
             raise CheckpointError(
-                f"{path}: rename pattern {pattern!r} matches no leaf; there are {_list_some(found)}"
+                f"{path}: rename pattern {pattern!r} matches no leaf; there are {list_some(found)}"
             )
 
 
-def _renamed(path: Path | str, found: Iterable[str], selection: Selection) -> dict[str, str]:
+def rename_all(path: Path | str, found: Iterable[str], selection: Selection) -> dict[str, str]:
+    """Return the names of a checkpoint by what they are renamed to."""
     saved: dict[str, str] = {}
     for name in found:
         new = selection.renamed(name)
@@ -202,6 +203,7 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def _list_some(names: Iterable[str]) -> str:
+def list_some(names: Iterable[str]) -> str:
+    """Return up to three names, for an error message."""
     names = sorted(names)
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -66,7 +66,7 @@ class StoredLeaf(NamedTuple):
         """
         part = self.array[index] if index else self.array
         chunk = [size or 1 for size in self.array.chunk_layout.read_chunk.shape or ()]
-        limit, origin = _max_leaf_bytes()
+        limit, origin = max_leaf_bytes()
         for what, shape in (("it", part.shape), ("a chunk of it", chunk)):
             if (size := math.prod(shape) * self.dtype.itemsize) > limit:
                 raise ValueError(
@@ -79,7 +79,7 @@ class StoredLeaf(NamedTuple):
         return self.start_reading(index).result()
 
 
-def _max_leaf_bytes() -> tuple[int, str]:
+def max_leaf_bytes() -> tuple[int, str]:
     """Return the largest number of bytes to read at once, and where the limit comes from."""
     value = os.environ.get(MAX_LEAF_BYTES)
     if value is None:

@@ -4,15 +4,32 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
-from ftrain.checkpoints.catalog import Catalog, numbered_steps, read_catalog
+from ftrain.checkpoints.catalog import (
+    Catalog,
+    Retention,
+    best_of,
+    committed_steps,
+    numbered_steps,
+    read_catalog,
+)
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.orbax_layout import COMMITTED, has_orbax_files, is_checkpoint
-from ftrain.formats import TfCheckpointError, is_tf_checkpoint, latest_tf_checkpoint
+from ftrain.formats import (
+    SafetensorsError,
+    TfCheckpointError,
+    find_safetensors,
+    is_tf_checkpoint,
+    latest_tf_checkpoint,
+)
 from ftrain.paths import local_path
-from ftrain.storage import exists, is_directory, retry
+from ftrain.storage import exists, is_directory, is_file, retry
 
 CHECKPOINTS = "checkpoints"  # the directory of checkpoints in a run's directory
+BEST = "best"  # these names are accepted wherever a step is
+LATEST = "latest"
+StepName = int | Literal["best", "latest"]
 _POLL = 0.5  # seconds
 
 
@@ -26,12 +43,13 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
 
 
 def checkpoint_exists(path: str | Path) -> bool:
-    """Return True for a complete checkpoint of ftrain or Orbax, or a prefix of TensorFlow's."""
+    """Return True for a complete checkpoint of ftrain or Orbax, or one of another program."""
     given = local_path(path)
     inside = given.parent / CHECKPOINTS / given.name
     return retry(
         lambda: (
             is_tf_checkpoint(given)
+            or _is_array_file(given)
             or any(exists(each / COMMITTED) and is_checkpoint(each) for each in (given, inside))
         )
     )
@@ -45,7 +63,10 @@ def checkpoint_state(directory: str | Path) -> Catalog | None:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Return the checkpoint at a path, or the latest in a directory of checkpoints or of a run."""
+    """Return the checkpoint at a path, or the latest in a directory of checkpoints or of a run.
+
+    `RUN/best` and `RUN/latest` are the checkpoints of these roles, `RUN/500` that of a step.
+    """
     path = local_path(path)
     if path.name.endswith(".index") and is_tf_checkpoint(path.with_suffix("")):
         return path.with_suffix("")
@@ -54,13 +75,53 @@ def find_checkpoint(path: str | Path) -> Path:
     inside = path.parent / CHECKPOINTS / path.name  # RUN/500 is short for RUN/checkpoints/500
     if is_checkpoint(inside):
         return inside
+    if path.name in (BEST, LATEST) and not exists(path) and is_directory(path.parent):
+        home = checkpoint_directory(path.parent)
+        return home / str(step_named(home, path.name))
     if is_directory(path) and (latest := _find_latest(path)) is not None:
         return latest
+    if _is_array_file(path):
+        return path
     raise CheckpointError(
         f"{path} {describe_path(path)}; "
         "expected a checkpoint, a directory of checkpoints or of a run, "
-        "or the prefix of a TensorFlow checkpoint"
+        "the prefix of a TensorFlow checkpoint, a .safetensors or .npz file, "
+        "or a directory of safetensors files"
     )
+
+
+def step_named(directory: Path, name: str, retention: Retention | None = None) -> int:
+    """Return the step of the best or the latest checkpoint in a directory of checkpoints.
+
+    What is best is said by `retention`, or by the retention of the run that saved last.
+    """
+    catalog = retry(lambda: read_catalog(directory))
+    if not catalog.records:
+        raise CheckpointError(f"{directory}: there is no checkpoint yet")
+    if name == LATEST:
+        return catalog.records[-1].step
+    policy = retention if retention is not None and retention.best else catalog.retention
+    steps = ", ".join(str(step) for step in committed_steps(directory))
+    if not policy.best:
+        raise CheckpointError(
+            f"{directory}: its run does not say which checkpoint is the best; set keep_best, "
+            f"best_metric and best_mode in [checkpoint], or name a step: {steps}"
+        )
+    best = best_of(catalog.records, policy, 1)
+    if not best:
+        raise CheckpointError(
+            f"{directory}: none of its checkpoints has a finite {policy.metric!r}, which decides "
+            f"what is best; set best_metric in [checkpoint], or name a step: {steps}"
+        )
+    return best[0].step
+
+
+def _is_array_file(path: Path) -> bool:
+    """Return True for an .npz or .safetensors file, or a directory of safetensors files."""
+    try:
+        return (path.suffix == ".npz" and is_file(path)) or find_safetensors(path) is not None
+    except SafetensorsError as error:  # a directory of several files without an index
+        raise CheckpointError(str(error)) from error
 
 
 def describe_path(path: Path) -> str:
@@ -155,9 +216,7 @@ def _find_latest(directory: Path) -> Path | None:
 
 def _describe_file(path: Path) -> str:
     known = {
-        ".safetensors": "a safetensors file: read it with safetensors.numpy.load_file",
-        ".npz": "a file of numpy arrays: read it with numpy.load",
-        ".npy": "a numpy array: read it with numpy.load",
+        ".npy": "a single numpy array: put it into an .npz file, which names it",
         ".h5": "an HDF5 file, as Keras writes them",
         ".keras": "a Keras archive",
         ".pt": "a PyTorch file",

@@ -1,4 +1,4 @@
-"""Readers: single leaves of a checkpoint of ftrain, Orbax or TensorFlow; statistics and export."""
+"""Readers: single leaves of a checkpoint, of ftrain or another program; statistics and export."""
 
 import math
 import os
@@ -12,9 +12,18 @@ import numpy as np
 from ftrain.checkpoints.errors import CheckpointError, DamagedError, summarize_error
 from ftrain.checkpoints.manifest import has_saved_values, read_manifest
 from ftrain.checkpoints.matching import Selection, as_patterns, describe_leaf
-from ftrain.checkpoints.orbax_layout import leaf_specs, open_leaves
+from ftrain.checkpoints.orbax_layout import leaf_specs, max_leaf_bytes, open_leaves
 from ftrain.checkpoints.paths import find_checkpoint
-from ftrain.formats import TfCheckpoint, TfCheckpointError, is_tf_checkpoint
+from ftrain.formats import (
+    NpzError,
+    NpzFile,
+    SafetensorsError,
+    TfCheckpoint,
+    TfCheckpointError,
+    find_safetensors,
+    is_tf_checkpoint,
+    open_safetensors,
+)
 from ftrain.storage import raise_if_transient, replacing, retry
 from ftrain.suggestions import suggest
 
@@ -72,11 +81,18 @@ class CheckpointReader(Protocol):
 
 
 def open_reader(path: str | Path) -> CheckpointReader:
-    """Open a checkpoint; the latest one, if `path` is a run or a directory of checkpoints."""
+    """Open a checkpoint; the latest one, if `path` is a run or a directory of checkpoints.
+
+    `RUN/best` and `RUN/latest` name one by its role. A file may be of TensorFlow (its prefix),
+    .safetensors (or a directory with an index of several) or .npz.
+    """
 
     def open_found() -> CheckpointReader:
         found = find_checkpoint(path)
-        return _TensorFlowReader(found) if is_tf_checkpoint(found) else _OrbaxReader(found)
+        if is_tf_checkpoint(found):
+            return _TensorFlowReader(found)
+        is_file_format = found.suffix == ".npz" or find_safetensors(found) is not None
+        return _ArrayFileReader(found) if is_file_format else _OrbaxReader(found)
 
     return retry(open_found)
 
@@ -254,6 +270,35 @@ class _TensorFlowReader:
         try:
             return retry(lambda: self._checkpoint.read(self._keys.get(name, name), verify=verify))
         except TfCheckpointError as error:
+            raise CheckpointError(str(error)) from error
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+class _ArrayFileReader:
+    """Reads the arrays of .safetensors and .npz files."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._file = NpzFile(path) if path.suffix == ".npz" else open_safetensors(path)
+        except (SafetensorsError, NpzError) as error:
+            raise CheckpointError(str(error)) from error
+        self.variables = {name: Variable(*each) for name, each in self._file.variables.items()}
+
+    def read(self, name: str, *, verify: bool = True) -> np.ndarray:
+        """Return the values of an array; .npz has checksums, which are always verified."""
+        size = _find_variable(self, name).bytes
+        limit, origin = max_leaf_bytes()
+        if size > limit:
+            raise CheckpointError(
+                f"{self.path}: leaf {name} would have {size} bytes, "
+                f"expected at most {limit} ({origin})"
+            )
+        try:
+            return retry(lambda: self._file.read(name))
+        except (SafetensorsError, NpzError) as error:
             raise CheckpointError(str(error)) from error
 
     def __str__(self) -> str:

@@ -281,12 +281,13 @@ def _place(value: np.ndarray, target: Target, name: str) -> np.ndarray | jax.Arr
     if isinstance(target, np.ndarray):
         return cast(value, target.dtype, name)
     if is_key(target):
-        data = _put(value, target.sharding)
+        data = put(value, target.sharding)
         return jax.random.wrap_key_data(data, impl=_key_implementation(target))
-    return _put(cast(value, target.dtype, name), target.sharding)
+    return put(cast(value, target.dtype, name), target.sharding)
 
 
-def _put(value: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
+def put(value: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    """Put a value, which every process has, on the devices of a sharding."""
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

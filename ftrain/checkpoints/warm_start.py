@@ -13,6 +13,7 @@ import numpy as np
 from ftrain.checkpoints.errors import CheckpointError
 from ftrain.checkpoints.matching import cast, kind_of
 from ftrain.checkpoints.reader import open_reader
+from ftrain.checkpoints.restore import put
 from ftrain.checkpoints.vocabulary import (
     VocabInfo,
     Vocabularies,
@@ -117,7 +118,7 @@ def warm_start(
         "var_name_to_prev_var_name", renames, [entry for _, entry in found.values()], leaves
     )
     _check_used("var_name_to_vocab_info", infos, chosen, leaves)
-    vocabs = {name: _read_vocabularies(name, info) for name, info in infos.items()}
+    vocabs = {name: read_words(name, info) for name, info in infos.items()}
     way_out = "vars_to_warm_start can leave leaves out, var_name_to_prev_var_name rename them"
     return _assign(
         params, reader, {name: old for name, (old, _) in found.items()}, way_out, vocabs, key
@@ -172,9 +173,8 @@ def _expand(source: str, target: str, leaves: Mapping[str, Any]) -> dict[str, st
     inside = [name for name in _loadable(leaves) if name.startswith(_prefix(target))]
     if not inside:
         scopes = {name[: slash.end()] for name in leaves for slash in re.finditer("/", name)}
-        raise CheckpointError(
-            f"assignment_map: the tree has no leaf to load under {target}{_suggest(target, scopes)}"
-        )
+        hint = suggest_names(target, scopes)
+        raise CheckpointError(f"assignment_map: the tree has no leaf to load under {target}{hint}")
     # In a tree that is one array the leaf has no name; then the scope is all of the source's name.
     return {
         name: (_prefix(source) + name.removeprefix(_prefix(target))).removesuffix("/")
@@ -250,12 +250,13 @@ def _check_used(
         why = (
             "is not among vars_to_warm_start"
             if idle[0] in leaves
-            else f"is not a leaf to load{_suggest(idle[0], leaves)}"
+            else f"is not a leaf to load{suggest_names(idle[0], leaves)}"
         )
         raise CheckpointError(f"{argument}: {', '.join(idle)} were not used; {idle[0]} {why}")
 
 
-def _read_vocabularies(name: str, info: VocabInfo) -> Vocabularies:
+def read_words(name: str, info: VocabInfo) -> Vocabularies:
+    """Return the vocabularies of a leaf; errors name it."""
     try:
         return read_vocabularies(info)
     except CheckpointError as error:
@@ -263,13 +264,15 @@ def _read_vocabularies(name: str, info: VocabInfo) -> Vocabularies:
 
 
 def _loadable(leaves: Mapping[str, Any]) -> list[str]:
-    return [name for name, leaf in leaves.items() if kind_of(_as_array(leaf).dtype)]
+    return [name for name, leaf in leaves.items() if kind_of(as_array(leaf).dtype)]
 
 
 def _check_loadable(name: str, leaves: Mapping[str, Any], argument: str) -> None:
     if name not in leaves:
-        raise CheckpointError(f"{argument}: the tree has no leaf {name}{_suggest(name, leaves)}")
-    dtype = _as_array(leaves[name]).dtype
+        raise CheckpointError(
+            f"{argument}: the tree has no leaf {name}{suggest_names(name, leaves)}"
+        )
+    dtype = as_array(leaves[name]).dtype
     if not kind_of(dtype):
         raise CheckpointError(
             f"{argument}: leaf {name} is {dtype}, expected a dtype of numbers; leave it out"
@@ -298,15 +301,15 @@ def _assign(
         raise CheckpointError(f"{reader} does not fit: {'; '.join(misfits)}\n{way_out}")
 
     def load(name: str, leaf: Any) -> Any:
-        array = _as_array(leaf)
+        array = as_array(leaf)
         value = reader.read(sources[name])
         if name not in vocabs:
             # A copy, because jax on a CPU may keep using the memory that it is given.
-            return _place(cast(value, array.dtype, name, copy=True), leaf)
+            return place_like(cast(value, array.dtype, name, copy=True), leaf)
         base_key = jax.random.key(0) if key is None else key
         own_key = jax.random.fold_in(base_key, zlib.crc32(name.encode()))
         old = cast(value, array.dtype, name)
-        return _place(transfer(vocabs[name], old, array.shape, own_key), leaf)
+        return place_like(transfer(vocabs[name], old, array.shape, own_key), leaf)
 
     leaves = [load(name, leaf) if name in sources else leaf for name, leaf in named]
     return pack_like(jax.tree.structure(tree).unflatten(leaves), params)
@@ -322,11 +325,11 @@ def _describe_misfits(
     missing: list[str] = []
     misfits: list[str] = []
     for name, leaf in chosen:
-        array = _as_array(leaf)
+        array = as_array(leaf)
         source = sources[name]
         label = f"leaf {name}" if source == name else f"leaf {name} (there {source})"
         if source not in variables:
-            hint = _suggest(source, variables) if len(missing) < _SUGGESTED else ""
+            hint = suggest_names(source, variables) if len(missing) < _SUGGESTED else ""
             missing.append(f"{label} is missing{hint}")
             continue
         found = variables[source]
@@ -344,23 +347,24 @@ def _describe_misfits(
     return missing + misfits
 
 
-def _as_array(leaf: Any) -> Any:
+def as_array(leaf: Any) -> Any:
     """Return a leaf that may be a plain number as something with a shape and a dtype."""
     is_array = isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic))
     return leaf if is_array else np.asarray(leaf)
 
 
-def _place(value: np.ndarray, leaf: Any) -> Any:
+def place_like(value: np.ndarray, leaf: Any) -> Any:
     """Return a value with the type and the device placement of a leaf."""
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         # An uncommitted array stays uncommitted, so that jax may move it in a computation.
         is_free = isinstance(leaf, jax.Array) and not leaf.committed
-        return jax.device_put(value, None if is_free else leaf.sharding)
+        return put(value, None if is_free else leaf.sharding)
     if isinstance(leaf, np.ndarray):
         return value
     return value[()] if isinstance(leaf, np.generic) else value.item()
 
 
-def _suggest(name: str, names: Collection[str]) -> str:
+def suggest_names(name: str, names: Collection[str]) -> str:
+    """Return the end of an error message: names that are similar, or any."""
     similar = nearest(name, names, count=3, cutoff=0.4) or sorted(names)[:3]
     return f", nearest are {', '.join(similar)}" if similar else ""

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftrain.storage import is_transient
+
+if TYPE_CHECKING:
+    from ftrain.checkpoints.paths import StepName
 
 # For commands that train, or check a config.
 ConfigPath = Annotated[
@@ -28,8 +31,9 @@ Checkpoint = Annotated[
     Path,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="A checkpoint, such as runs/digits/checkpoints/400 or runs/digits/400; a run or a "
-        "directory of checkpoints, for its latest; or the prefix of a TensorFlow checkpoint.",
+        help="A checkpoint, such as runs/digits/400, runs/digits/best or runs/digits/latest; a run "
+        "or a directory of checkpoints, for its latest; the prefix of a TensorFlow checkpoint; a "
+        ".safetensors or .npz file, or a directory of safetensors files with an index.",
     ),
 ]
 Run = Annotated[
@@ -40,7 +44,15 @@ Run = Annotated[
 ]
 Steps = Annotated[
     list[str] | None,
-    typer.Argument(metavar="STEP...", help="Steps, or names such as 400.suspect."),
+    typer.Argument(metavar="STEP...", help="Steps, best, latest, or names such as 400.suspect."),
+]
+StepOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STEP",
+        help="The checkpoint: a step, best or latest; by default the result of the run, which is "
+        "the latest, or the best with checkpoint.restore_best.",
+    ),
 ]
 Include = Annotated[
     list[str] | None,
@@ -71,6 +83,15 @@ MaxRecordBytes = Annotated[
 
 class DataCommandError(ValueError):
     """A mistake in the arguments of a data command."""
+
+
+def parse_step(step: str) -> "StepName":
+    """Return a step that a user typed: a number, best or latest."""
+    if step in ("best", "latest"):
+        return step  # pyright: ignore[reportReturnType] - it does not narrow `in`
+    if not step.isdecimal():
+        raise typer.BadParameter(f"a step must be a whole number, best or latest, got {step!r}")
+    return int(step)
 
 
 def match_record_files(files: Sequence[str]) -> list[Path]:

@@ -9,15 +9,16 @@ import typer
 
 from ftrain.cli.arguments import ConfigPath, Overrides
 from ftrain.cli.output import print_table, show_bytes
-from ftrain.cli.runs import on_one_device
 
 if TYPE_CHECKING:
+    from ftrain.checkpoints import HandOver, WarmStart
     from ftrain.cluster.sharding import Sharding
     from ftrain.config import Job, Plan
     from ftrain.optimizers import Group
     from ftrain.training import TrainState
 
 _MAX_NOTICES = 3  # shown without --leaves
+_MAX_TAKEN = 20  # leaves of a warm start, likewise
 
 
 def check(
@@ -43,6 +44,7 @@ def check(
     import jax
 
     from ftrain.config import build, load, plan
+    from ftrain.config.open_run import on_one_device
     from ftrain.config.run_directory import compare
     from ftrain.tree import count_bytes, count_elements, named_leaves
 
@@ -57,8 +59,12 @@ def check(
     share = _split_batch(planned, size, axes)
     state, metrics = job.trace()
     specs, notices = _lay_out(planned, job.sharding, state, axes)
-    differences = compare(job.directory, planned.resolved())
+    differences = compare(job.directory, job.plan.resolved())
     batch = named_leaves(job.pipeline.batch(0))
+    has_checkpoint = not job.saver.manager.is_empty()
+    start = None
+    if job.warm_start is not None and not has_checkpoint:
+        start = job.warm_start.plan(state)
     leaf_count = len(jax.tree.leaves(state.params))
     parameter_size = show_bytes(count_bytes(state.params))
 
@@ -79,8 +85,14 @@ def check(
             "examples per device": f"{share}",
             "metrics": ", ".join(sorted(metrics)),
         }
+        | ({} if job.precision is None else {"precision": _show_precision(job)})
         | _evaluation_facts(job)
+        | _warm_start_fact(job.warm_start, start)
     )
+    if start is not None:
+        print()
+        _print_hand_over(start, None if leaves else _MAX_TAKEN)
+        print()
     if groups := job.groups():
         print()
         _print_groups(groups, state.params)
@@ -107,6 +119,35 @@ def _evaluation_facts(job: "Job") -> dict[str, str]:
     names = "every output" if job.task.metrics is None else ", ".join(sorted(job.task.metrics))
     batches = f"{len(pipeline.source):,} examples in batches of {pipeline.batch_size}"
     return {"evaluation": f"{names} of {batches}"}
+
+
+def _warm_start_fact(asked: "WarmStart | None", start: "HandOver | None") -> dict[str, str]:
+    if asked is None:
+        return {}
+    resumed = f"not taken again from {asked.checkpoint}: the run has a checkpoint of its own"
+    return {"warm start": resumed if start is None else f"{start}"}
+
+
+def _print_hand_over(start: "HandOver", limit: int | None) -> None:
+    """Print where leaves come from, first those of the model that keep their initial values."""
+    from rich.table import Table
+
+    from ftrain.checkpoints.hand_over import is_of_model
+
+    table = Table(box=None)
+    table.add_column("leaf", overflow="fold")
+    table.add_column("from", overflow="fold")
+    kept = [name for name in start.kept if is_of_model(name)]
+    rows = [(name, "kept: its initial value") for name in kept]
+    rows += [
+        (name, f"{source} ({start.counts[name]})" if name in start.counts else source)
+        for name, source in start.sources.items()
+    ]
+    for row in rows[:limit]:
+        table.add_row(*row)
+    print_table(table)
+    if limit is not None and len(rows) > limit:
+        print(f"and {len(rows) - limit} more; --leaves shows them")
 
 
 def _model_state_facts(state: "TrainState") -> dict[str, str]:
@@ -165,6 +206,12 @@ def _describe_group(group: "Group") -> tuple[str, str, str]:
         if value is not None
     ]
     return group.name, group.match, ", ".join(changes)
+
+
+def _show_precision(job: "Job") -> str:
+    """Return the policy, and in which dtypes a step really multiplies matrices."""
+    counts = ", ".join(f"{count} in {dtype}" for dtype, count in job.products().items())
+    return f"{job.precision}" + (f"; matrix products: {counts}" if counts else "")
 
 
 def _imagined_axes(planned: "Plan", devices: int) -> dict[str, int]:

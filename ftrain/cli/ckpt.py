@@ -3,14 +3,17 @@
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ftrain.cli.arguments import Checkpoint, Exclude, Include, Run, Steps
+from ftrain.cli.arguments import Checkpoint, Exclude, Include, Run, Steps, parse_step
 from ftrain.cli.ckpt_values import diff, show
 from ftrain.cli.output import print_table, show_bytes, track_items
 from ftrain.storage import is_directory, list_names
+
+if TYPE_CHECKING:
+    from ftrain.checkpoints import CheckpointManager
 
 _ASIDE = re.compile(r"(\d+)\.(saving|suspect|damaged|incomplete)(.*)")
 _ASIDE_MEANING = {
@@ -102,9 +105,10 @@ def _find_damage(path: Path) -> tuple[list[str], str]:
     """Return the damage of a checkpoint, and a note for one without damage."""
     from ftrain.checkpoints import CheckpointError, open_reader
     from ftrain.checkpoints.manifest import verify as find_damage
-    from ftrain.formats import is_tf_checkpoint
+    from ftrain.formats import find_safetensors, is_tf_checkpoint
 
-    if not is_tf_checkpoint(path):
+    has_checksums = is_tf_checkpoint(path) or path.suffix == ".npz"
+    if not has_checksums and find_safetensors(path) is None:
         has_manifest = (path / "manifest.json").exists()
         note = "" if has_manifest else " (no manifest: only checked that its leaves can be read)"
         return find_damage(path), note
@@ -115,7 +119,10 @@ def _find_damage(path: Path) -> tuple[list[str], str]:
             reader.read(name)
         except CheckpointError as error:
             damage.append(f"{error}")
-    return damage, ""
+    return (
+        damage,
+        "" if has_checksums else " (no checksums: only checked that its leaves can be read)",
+    )
 
 
 def export(
@@ -173,14 +180,14 @@ def remove(
 
     run, steps = _split(run, steps)
     manager = CheckpointManager(checkpoint_directory(run))
-    for step in steps:
+    for step in _numbered(manager, steps):
         path = manager.directory / (str(int(step)) if step.isdecimal() else step)
         if _is_aside(step) and path.is_dir():
             discard(path)
         elif not force and step.isdecimal() and manager.steps() == [int(step)]:
             raise CheckpointError(f"{path} is the last checkpoint of {run}; --force removes it too")
         else:
-            manager.delete(_number(step))
+            manager.delete(parse_step(step))
         typer.echo(f"removed {path}")
 
 
@@ -200,8 +207,8 @@ def _pin(run: Path, steps: list[str] | None, pinned: bool) -> None:
 
     run, steps = _split(run, steps)
     manager = CheckpointManager(checkpoint_directory(run))
-    for step in steps:
-        manager.pin(_number(step), pinned)
+    for step in _numbered(manager, steps):
+        manager.pin(parse_step(step), pinned)
         typer.echo(f"{'pinned' if pinned else 'unpinned'} {manager.directory / step}")
 
 
@@ -209,7 +216,7 @@ def _split(run: Path, steps: list[str] | None) -> tuple[Path, list[str]]:
     """Return a run and its steps, which may be given as RUN STEP... or as RUN/STEP."""
     if steps:
         return run, steps
-    if not run.name.partition(".")[0].isdecimal():
+    if not run.name.partition(".")[0].isdecimal() and run.name not in ("best", "latest"):
         raise typer.BadParameter(f"the steps are missing: pass {run} STEP...")
     return run.parent, [run.name]
 
@@ -220,10 +227,12 @@ def _is_aside(step: str) -> bool:
     return is_numbered and not step.isdecimal() and "/" not in step
 
 
-def _number(step: str) -> int:
-    if not step.isdecimal():
-        raise typer.BadParameter(f"a step must be a whole number, got {step!r}")
-    return int(step)
+def _numbered(manager: "CheckpointManager", steps: list[str]) -> list[str]:
+    """Return the steps with numbers for best and latest, before any of them is changed."""
+    return [
+        str(manager.step_of(parse_step(step))) if step in ("best", "latest") else step
+        for step in steps
+    ]
 
 
 app = typer.Typer(

@@ -1,21 +1,22 @@
 """ftrain eval RUN"""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ftrain.paths import RUN_LOCK, local_path
+from ftrain.cli.arguments import StepOption, parse_step
+from ftrain.paths import RUN_CONFIG, RUN_LOCK, local_path
+from ftrain.storage import exists
 
 
 def evaluate(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/digits.")
     ],
-    step: Annotated[
-        int | None, typer.Option(help="The checkpoint to evaluate; the newest if not given.")
-    ] = None,
+    step: StepOption = None,
     follow: Annotated[
         bool,
         typer.Option(
@@ -29,8 +30,7 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run, or follow a run and evaluate all of them."""
     from ftrain.checkpoints import is_held
-    from ftrain.cli.runs import open_run, wait_for_run
-    from ftrain.config import ConfigError
+    from ftrain.config import ConfigError, open_run
     from ftrain.evaluation import evaluate_checkpoints
     from ftrain.hooks.console import format_values
     from ftrain.training import use_compilation_cache
@@ -40,13 +40,14 @@ def evaluate(
     run = local_path(run)
     use_compilation_cache()
     if follow:
-        wait_for_run(run, timeout)
+        _wait_for_run(run, timeout)
     job = open_run(run)
     if job.evaluator is None:
         raise ConfigError(f"{run}: the task {job.plan.top['task']} has no evaluation")
     like = job.initial_state()
     if not follow:
-        state = job.saver.manager.restore(like=like, step=step)
+        chosen = job.saver.result() if step is None else parse_step(step)
+        state = job.saver.manager.restore(like=like, step=chosen)
         measured = _with_tables(job.evaluator.measure(state))
         typer.echo(f"step {int(state.step)}: {format_values(measured)}")
         return
@@ -74,3 +75,10 @@ def _with_tables(measured: Mapping[str, Any]) -> dict[str, float | str]:
         return np.array2string(np.asarray(value), precision=4, suppress_small=True)
 
     return {name: shown(value) for name, value in measured.items()}
+
+
+def _wait_for_run(run: Path, timeout: float | None) -> None:
+    """Wait until a run has begun in a directory, at most `timeout` seconds; by default 60."""
+    deadline = time.monotonic() + (60.0 if timeout is None else timeout)
+    while not exists(run / RUN_CONFIG) and time.monotonic() < deadline:
+        time.sleep(0.2)

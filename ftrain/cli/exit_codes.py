@@ -49,6 +49,8 @@ CODES = {
     "ftrain.cli.arguments.DataCommandError": USER_ERROR,
     "ftrain.formats.examples.features.SpecError": USER_ERROR,
     "ftrain.formats.records.encoding.DamagedRecordError": 1,
+    "ftrain.formats.npz_arrays.NpzError": USER_ERROR,
+    "ftrain.formats.safetensors_files.SafetensorsError": USER_ERROR,
     "ftrain.formats.tables.TableError": USER_ERROR,
     "ftrain.hooks.stopping.NonFiniteError": 1,
     "ftrain.training.step_metrics.UnknownMetricError": USER_ERROR,

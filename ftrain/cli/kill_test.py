@@ -241,6 +241,8 @@ def open_group(command: Sequence[str], processes: int, output: Path) -> Iterator
 
 def train_command(config: Path, overrides: list[str], home: Path) -> list[str]:
     """Return the command of each process of a run."""
+    from ftrain.config.load import escape_braces
+
     return [
         sys.executable,
         "-m",
@@ -248,7 +250,7 @@ def train_command(config: Path, overrides: list[str], home: Path) -> list[str]:
         "train",
         str(config),
         *overrides,
-        f"run.directory={home}",
+        f"run.directory={escape_braces(str(home))}",
     ]
 
 

@@ -24,8 +24,7 @@ def replay(
     ] = False,
 ) -> None:
     """Run a failed step again, and name the first non-finite value in it."""
-    from ftrain.cli.runs import open_run
-    from ftrain.config import ConfigError
+    from ftrain.config import ConfigError, open_run
     from ftrain.hooks.console import format_values
     from ftrain.training import use_compilation_cache
     from ftrain.training.compiled_step import CompiledStep

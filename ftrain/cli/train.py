@@ -90,8 +90,11 @@ def _train(
 
     job = build_chief_first(planned, group)
     state = job.trace()[0] if group.is_chief else None
+    start = None
     if state is not None and job.saver.manager.latest() is not None:
         job.saver.manager.check(like=state)  # before anything on disk is changed
+    elif state is not None and job.warm_start is not None and job.saver.manager.is_empty():
+        start = job.warm_start.plan(state)
     console = Console()
     bar = None
     if console.is_terminal:
@@ -101,7 +104,7 @@ def _train(
     hooks += [DigestLog(ledger)] if ledger else []
     faults = injected_faults(job.directory, group.index)
     hooks += [faults] if faults else []
-    options = job.loop_options | {"group": group}
+    options = job.options(group)
     if faults is not None and faults.changes_data:
         options["prepare"] = faults.prepare
     with claim_directory(job, group, accept_changes):
@@ -118,6 +121,8 @@ def _train(
             if planned.config.notice:
                 print(planned.config.notice, flush=True)
             _introduce(job, group.count, count_elements(state.params))
+            if start is not None:
+                print(f"warm start: {start}", flush=True)
         with run:
             stop.forward_to(run.interrupt)
             while not run.should_stop():

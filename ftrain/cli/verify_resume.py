@@ -119,11 +119,13 @@ def _describe_late(trial: "Trial") -> str:
 
 def _more_saves(config: Path, overrides: list[str]) -> list[str]:
     """Return overrides for enough checkpoints to resume from."""
-    from ftrain.config import load, plan
+    from ftrain.config import build, load, plan
 
     planned = plan(load(config, overrides))
+    if "epochs" in planned.top:
+        planned = build(planned).plan  # which knows its steps
     interval = max(1, planned.top["steps"] // MIN_SAVES)
-    every = planned.resolved()["checkpoint"].get("every_steps")
+    every = planned.calls["checkpoint"].arguments.get("every_steps")
     if every is not None and every <= interval:
         return []
     typer.echo(f"saving every {interval} steps, so that there are checkpoints to resume from")

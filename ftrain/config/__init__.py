@@ -2,6 +2,7 @@
 
 from ftrain.config.build import Job, build
 from ftrain.config.load import ConfigError, load
+from ftrain.config.open_run import open_run
 from ftrain.config.plan import Plan, plan
 from ftrain.config.run_directory import claim
 from ftrain.config.schema import json_schema
@@ -14,5 +15,6 @@ __all__ = [
     "claim",
     "json_schema",
     "load",
+    "open_run",
     "plan",
 ]

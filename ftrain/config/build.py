@@ -9,8 +9,9 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from ftrain.checkpoints import WarmStart
 from ftrain.checkpoints.paths import CHECKPOINTS
-from ftrain.cluster import Sharding, batch_shard, split_batch
+from ftrain.cluster import ProcessGroup, Sharding, batch_shard, split_batch
 from ftrain.config.call import Call, GroupedCall, Named
 from ftrain.config.checking import call, named
 from ftrain.config.functions import OPTIMIZER, TRANSFORM, parameters
@@ -25,12 +26,14 @@ from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, Summ
 from ftrain.models import Model
 from ftrain.optimizers import Group, GroupError, LearningRate
 from ftrain.paths import local_path
+from ftrain.run import with_warm_start
 from ftrain.storage import is_transient, retry
 from ftrain.tasks import Task
-from ftrain.training import Hook, TrainState
+from ftrain.training import Hook, Precision, PrecisionError, TrainState
 from ftrain.training.compiled_step import Parallel, axis_of, check_parallel, spread
 from ftrain.training.loss import Metrics
 from ftrain.training.options import LoopOptions
+from ftrain.training.precision import count_products
 from ftrain.training.state import Initial
 from ftrain.training.step import Step
 from ftrain.tree import Tree
@@ -47,6 +50,7 @@ class Job:
     pipeline: Pipeline
     optimizer: optax.GradientTransformation
     learning_rate: LearningRate | None  # from the config, as optax optimizers hide theirs
+    precision: Precision | None
     step: Step
     mesh: Mesh
     sharding: Sharding
@@ -58,6 +62,7 @@ class Job:
     logging: Logging
     saver: CheckpointSaver
     others: list[Hook]  # those of [[hooks]]
+    warm_start: WarmStart | None = None
 
     def hooks(self, console: Hook | None = None) -> list[Hook]:
         """Return the hooks of the config; `console` replaces plain log lines."""
@@ -75,9 +80,10 @@ class Job:
 
     def initial(self) -> Initial:
         """Return how a run makes its state if there is none to resume from."""
-        return Initial(self.initial_state, self._like)
+        return Initial(self.initial_state, self.shapes)
 
-    def _like(self) -> TrainState:
+    def shapes(self) -> TrainState:
+        """Return the shapes, dtypes and shardings of the state, to restore it."""
         shapes = self.abstract_state()
         if self.mesh.size == 1:
             return shapes
@@ -94,13 +100,38 @@ class Job:
         except ValueError as error:
             raise self.plan.config.error("sharding.rules", str(error)) from None
 
+    def options(self, group: ProcessGroup | None = None) -> LoopOptions:
+        """Return the options of the loop; a run that has no checkpoint takes the warm start."""
+        options: LoopOptions = {**self.loop_options, "group": group}
+        if self.warm_start is not None:
+            options["scaffold"] = with_warm_start(
+                options, self.warm_start, self._renew, self.directory
+            )
+        return options
+
+    def _renew(self, state: TrainState) -> TrainState:
+        """Return the state before the first step of a model with other parameters."""
+        where = None if self.mesh.size == 1 else self.shardings()
+        renew = jax.jit(self._create, out_shardings=where)
+        return renew(state.params, state.model_state, state.rng)
+
     def _initial_state(self) -> TrainState:
         init = self.task.init
         seed = jax.random.key(self.plan.top["seed"])
         if not isinstance(init, Model):
             init_rng, seed = jax.random.split(seed)
             init = init(init_rng)
-        return TrainState.create(init, self.optimizer, seed=seed, averages=_averages(self.plan))
+        return self._create(init, None, seed)
+
+    def _create(self, params: Tree | Model, model_state: Tree | None, rng: jax.Array) -> TrainState:
+        return TrainState.create(
+            params,
+            self.optimizer,
+            seed=rng,
+            averages=_averages(self.plan),
+            model_state=model_state,
+            precision=self.precision,
+        )
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and dtypes of the state, without computing it."""
@@ -119,6 +150,8 @@ class Job:
             )[1]
         except GroupError as error:
             raise self._refused_group(error) from None
+        except PrecisionError as error:
+            raise self.plan.config.error("precision", str(error)) from None
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
@@ -156,6 +189,12 @@ class Job:
         ]
         return self.plan.config.error((*keys, "optimizer")[0], str(error))
 
+    def products(self) -> dict[str, int]:
+        """Return how many matrix products and convolutions a step computes in each dtype."""
+        step = spread(self.step, self.mesh, self.parallel)
+        shapes = self._global_shapes(self._first_batch(self.pipeline))
+        return dict(count_products(jax.make_jaxpr(step)(self.abstract_state(), shapes).jaxpr))
+
     def _global_shapes(self, batch: Batch) -> Tree:
         """Return the shapes of the global batch, from this process's part."""
         count = self.pipeline.shard_count
@@ -183,8 +222,12 @@ class Job:
 
 def build(plan: Plan, directory: str | Path | None = None) -> Job:
     """Call the functions of a plan; `directory` overrides run.directory, as for a moved run."""
+    task: Task = plan.calls["model"].make()
+    _check_input(plan, task)
+    mesh = plan.calls["mesh"].make()
+    pipeline = _pipeline(plan, task, mesh)
+    plan = _with_known_length(plan, pipeline)
     calls = plan.calls
-    top = plan.top
     home = local_path(directory or calls["run"].arguments["directory"])
     optimizer = calls["optimizer"].make()
     rate = _learning_rate(calls["optimizer"])
@@ -193,37 +236,25 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
             optimizer = calls[wrapper].make(optimizer=optimizer)
     if calls["step"].arguments.get("averages_of") and "averages" not in calls["step"].arguments:
         raise plan.config.error("step.averages_of", "needs step.averages, a decay such as 0.999")
-    mesh = calls["mesh"].make()
     sharding = calls["sharding"].make()
     parallel: Parallel = calls["step"].arguments["parallel"]
     _check_replicas(plan, parallel, mesh)
-    task: Task = calls["model"].make()
-    _check_input(plan, task)
-    shard_index, shard_count = batch_shard(mesh)
-    pipeline = calls["data"].make(
-        source=task.source,
-        seed=top["seed"],
-        shard_index=shard_index,
-        shard_count=shard_count,
-        **task.input,
-    )
-    try:
-        split_batch(pipeline.batch_size, mesh)
-    except ValueError as error:
-        raise plan.config.error("data.batch_size", str(error)) from None
+    precision = calls["precision"].make() if "precision" in calls else None
     evaluation_pipeline = _evaluation_pipeline(plan, task, pipeline)
     return Job(
         plan=plan,
         directory=home,
-        steps=top["steps"],
+        steps=plan.top["steps"],
         task=task,
         pipeline=pipeline,
         optimizer=optimizer,
         learning_rate=rate,
+        precision=precision,
         step=calls["step"].make(
             loss_fn=task.loss_fn,
             optimizer=optimizer,
             learning_rate=rate,
+            precision=precision,
             replicas=axis_of(parallel),
         ),
         mesh=mesh,
@@ -237,13 +268,42 @@ def build(plan: Plan, directory: str | Path | None = None) -> Job:
             "recoveries": calls["run"].arguments["recoveries"],
             "straggler_timeout": _straggler_timeout(plan),
         },
-        evaluator=_evaluator(plan, task, evaluation_pipeline, mesh),
+        evaluator=_evaluator(plan, task, evaluation_pipeline, mesh, precision),
         evaluation_pipeline=evaluation_pipeline,
         summaries=calls["summary"].make(directory=home),
         logging=calls["log"].make(),
         saver=calls["checkpoint"].make(directory=home / CHECKPOINTS, listeners=_listeners(plan)),
         others=[_hook(call, home) for call in plan.hooks],
+        warm_start=calls["warm_start"].make() if "warm_start" in calls else None,
     )
+
+
+def _pipeline(plan: Plan, task: Task, mesh: Mesh) -> Pipeline:
+    shard_index, shard_count = batch_shard(mesh)
+    pipeline = plan.calls["data"].make(
+        source=task.source,
+        seed=plan.top["seed"],
+        shard_index=shard_index,
+        shard_count=shard_count,
+        **task.input,
+    )
+    try:
+        split_batch(pipeline.batch_size, mesh)
+    except ValueError as error:
+        raise plan.config.error("data.batch_size", str(error)) from None
+    return pipeline
+
+
+def _with_known_length(plan: Plan, pipeline: Pipeline) -> Plan:
+    """Return the plan with its length in steps."""
+    if "steps" in plan.top:
+        return plan
+    try:
+        return plan.with_steps(pipeline.count_steps(plan.top["epochs"]))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise plan.config.error("epochs", str(error)) from None
 
 
 def _check_replicas(plan: Plan, parallel: Parallel, mesh: Mesh) -> None:
@@ -323,10 +383,12 @@ def _evaluation_pipeline(plan: Plan, task: Task, training: Pipeline) -> Pipeline
         raise plan.config.error("evaluation.batch_size", str(error)) from None
 
 
-def _measuring(task: Task, pipeline: Pipeline, mesh: Mesh) -> Callable[..., Mapping[str, Any]]:
+def _measuring(
+    task: Task, pipeline: Pipeline, mesh: Mesh, precision: Precision | None
+) -> Callable[..., Mapping[str, Any]]:
     """Return the function of an Evaluator that measures a task on its held-out examples."""
-    predict = task.predict
-    assert predict is not None  # a Task with an evaluation_source has it
+    assert task.predict is not None  # a Task with an evaluation_source has it
+    predict = task.predict if precision is None else precision.apply(task.predict)
 
     def measure(params: Tree, model_state: Tree | None = None) -> Mapping[str, Any]:
         return evaluate(predict, params, pipeline, task.metrics, model_state=model_state, mesh=mesh)
@@ -334,8 +396,10 @@ def _measuring(task: Task, pipeline: Pipeline, mesh: Mesh) -> Callable[..., Mapp
     return measure
 
 
-def _evaluator(plan: Plan, task: Task, pipeline: Pipeline | None, mesh: Mesh) -> Evaluator | None:
-    function = task.evaluate if pipeline is None else _measuring(task, pipeline, mesh)
+def _evaluator(
+    plan: Plan, task: Task, pipeline: Pipeline | None, mesh: Mesh, precision: Precision | None
+) -> Evaluator | None:
+    function = task.evaluate if pipeline is None else _measuring(task, pipeline, mesh, precision)
     if function is None:
         return None
     evaluator: Evaluator = plan.calls["evaluation"].make(evaluate=function)

@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ftrain.storage import raise_if_transient, retry
 
 Table = dict[str, Any]
 EXTENDS = "extends"  # the key that names the base of a config
+LENGTHS = ("steps", "epochs")  # keys of the length of a run: a config has one of them
 _RENAMED_HOOKS = {"Ledger": "DigestLog"}
 _RENAMED_KEYS = (  # table, old key, new key
     ("checkpoint", "may_be_infinite", "allow_nonfinite"),
@@ -66,9 +67,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     tables = frozenset(values)
     notice = None if file == path else _set_directory(path, values)
     parsed = [_parse_override(override) for override in overrides]
+    overridden = frozenset(key for key, _ in parsed)
+    for name in _replaced_lengths(overridden):
+        values.pop(name, None)
     for key, value in parsed:
         _set(values, key, value)
-    overridden = frozenset(key for key, _ in parsed)
     notice = None if "run.directory" in overridden else notice
     return Config(file, values, overridden, tables, notice, files)
 
@@ -123,11 +126,18 @@ def _merge_chain(chain: dict[Path, Table]) -> tuple[Table, dict[str, Path]]:
     for file, table in reversed(chain.items()):
         if "task" in values and table.get("task", values["task"]) != values["task"]:
             _remove(values, "model", files)  # the arguments of the other task
+        for name in _replaced_lengths(table):
+            _remove(values, name, files)
         try:
             _merge(values, table, file, files)
         except RecursionError:
             raise ConfigError(f"{file}: has too many nested tables") from None
     return values, files
+
+
+def _replaced_lengths(given: Collection[str]) -> list[str]:
+    """Return the keys of a run's length that others replace: `steps` by `epochs`, or reversed."""
+    return [name for name in LENGTHS if name not in given and not set(LENGTHS).isdisjoint(given)]
 
 
 def _merge(
@@ -166,13 +176,22 @@ def _set_directory(directory: Path, values: Table) -> str | None:
     if not isinstance(table, dict):
         return None
     before = table.get("directory")
-    table["directory"] = str(directory)
-    if not isinstance(before, str) or Path(before).resolve() == directory.resolve():
+    table["directory"] = escape_braces(str(directory))
+    if not isinstance(before, str) or Path(_unescaped(before)).resolve() == directory.resolve():
         return None
     return (
         f"{directory}: the run was moved and resumes here; "
         f"its config has run.directory = {before!r}"
     )
+
+
+def escape_braces(directory: str) -> str:
+    """Return a directory as run.directory, in which braces hold a key of the config."""
+    return directory.replace("{", "{{").replace("}", "}}")
+
+
+def _unescaped(directory: str) -> str:
+    return directory.replace("{{", "{").replace("}}", "}")
 
 
 def _checked(path: str | Path) -> Path:

@@ -1,20 +1,24 @@
 """The plan of a job: every call of a config, with checked arguments; nothing is called yet."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ftrain.checkpoints import WarmStart
 from ftrain.cluster import Sharding, make_mesh
 from ftrain.config.call import Call
 from ftrain.config.checking import call, check_table, component, resolve
 from ftrain.config.functions import HOOK, OPTIMIZER, TASK, Parameter, parameters
-from ftrain.config.load import Config, Table
+from ftrain.config.load import LENGTHS, Config, Table, escape_braces
+from ftrain.config.shares import resolve_shares, restore_shares
+from ftrain.config.template import expand_directory
 from ftrain.data import Pipeline
 from ftrain.gradients import guard, loss_scaling
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SummarySaver
 from ftrain.optimizers import sync_replicas
 from ftrain.paths import local_path
-from ftrain.training import Fuse, Hook, make_step
+from ftrain.training import Fuse, Hook, Precision, make_step
 from ftrain.training.compiled_step import Parallel
 from ftrain.training.fusion import check_fuse
 from ftrain.training.recovery import check_recoveries
@@ -34,8 +38,10 @@ class Section:
         return {} if self.extra is None else parameters(self.extra)
 
 
-def _top(task: str, steps: int, seed: int = 0) -> None:
-    """The keys above all tables."""
+def _top(
+    task: str, steps: int | None = None, epochs: int | float | None = None, seed: int = 0
+) -> None:
+    """The keys above all tables. The length of the run is one of `steps` and `epochs`."""
 
 
 def _run(directory: str = "", recoveries: int = 3) -> None:
@@ -66,13 +72,15 @@ def _evaluation_extra(batch_size: int | None = None) -> None:
 
 # Arguments of the pipeline that a task may set, because TOML cannot express them.
 TASK_INPUT = frozenset({"buckets", "pad", "transform"})
-_STEP = frozenset({"loss_fn", "optimizer", "learning_rate", "replicas"})
+_STEP = frozenset({"loss_fn", "optimizer", "learning_rate", "replicas", "precision"})
+_ANY_LENGTH = 1_000_000  # stands for the steps of a run whose length in epochs is not known yet
 _PIPELINE = TASK_INPUT | {"source", "seed", "shard_index", "shard_count"}
 TOP = Section(_top)
 SECTIONS = {
     "run": Section(_run),
     "data": Section(Pipeline, _PIPELINE),
     "step": Section(make_step, _STEP, extra=_step_extra),
+    "precision": Section(Precision, optional=True),
     "guard": Section(guard, frozenset({"optimizer"}), optional=True),
     "loss_scaling": Section(loss_scaling, frozenset({"optimizer"}), optional=True),
     "sync_replicas": Section(
@@ -81,6 +89,7 @@ SECTIONS = {
     "mesh": Section(make_mesh),
     "sharding": Section(Sharding),
     "cluster": Section(_cluster),
+    "warm_start": Section(WarmStart, optional=True),
     "checkpoint": Section(
         CheckpointSaver, frozenset({"directory", "listeners"}), extra=_checkpoint_extra
     ),
@@ -105,15 +114,36 @@ class Plan:
     top: Table
     calls: dict[str, Call]
     hooks: list[Call]
+    shares: dict[str, str] = field(default_factory=dict)  # of the run, such as "5%", by dotted key
 
     def resolved(self) -> Table:
         """Return the whole config, defaults included."""
         tables = self.top | {name: call.resolved() for name, call in self.calls.items()}
-        return tables | ({HOOKS: [hook.resolved() for hook in self.hooks]} if self.hooks else {})
+        tables |= {HOOKS: [hook.resolved() for hook in self.hooks]} if self.hooks else {}
+        tables["run"]["directory"] = escape_braces(tables["run"]["directory"])
+        restore_shares(tables, self.shares)
+        return tables
+
+    def with_steps(self, steps: int) -> "Plan":
+        """Return the plan of a config with its length in epochs, now that it is known in steps."""
+        known = {key: value for key, value in self.config.values.items() if key not in LENGTHS}
+        directory = escape_braces(
+            self.calls["run"].arguments["directory"]
+        )  # which may name the epochs
+        known |= {"steps": steps, "run": known.get("run", {}) | {"directory": directory}}
+        again = plan(replace(self.config, values=known))
+        shared = {key.partition(".")[0] for key in self.shares}
+        changed = {name: call for name, call in again.calls.items() if name in shared}
+        return replace(self, top=again.top, calls=self.calls | changed, hooks=again.hooks)
 
 
 def plan(config: Config) -> Plan:
     """Check a whole config against the signatures of the functions it calls."""
+    steps = config.values.get("steps")
+    length = steps if isinstance(steps, int) else _ANY_LENGTH
+    values, shares = resolve_shares(config.values, length)
+    written = config
+    config = replace(config, values=values)
     tables = {
         name: value for name, value in config.values.items() if name in SECTIONS or name in NAMED
     }
@@ -141,9 +171,14 @@ def plan(config: Config) -> Plan:
             given=section.given,
             extra=section.extra_parameters(),
         )
-    if not calls["run"].arguments["directory"]:
-        calls["run"].arguments["directory"] = f"runs/{config.path.stem}"
-    _check("run.directory", local_path, calls["run"].arguments["directory"], config)
+    if _needs_loss_scaling(calls):
+        given = SECTIONS["loss_scaling"].given
+        calls["loss_scaling"] = call("loss_scaling", loss_scaling, {}, config, given=given)
+    planned = Plan(written, top, calls, _hooks(config), shares)
+    directory = calls["run"].arguments["directory"] or escape_braces(f"runs/{config.path.stem}")
+    directory = expand_directory(directory, planned.resolved(), config)
+    calls["run"].arguments["directory"] = directory
+    _check("run.directory", local_path, directory, config)
     _check("step.fuse", check_fuse, calls["step"].arguments["fuse"], config)
     for key, minimum in (("connect_timeout", 1.0), ("hang_timeout", 0.0)):
         seconds = calls["cluster"].arguments[key]
@@ -152,7 +187,19 @@ def plan(config: Config) -> Plan:
                 f"cluster.{key}", f"must be at least {minimum:g} seconds, got {seconds:g}"
             )
     _check("run.recoveries", check_recoveries, calls["run"].arguments["recoveries"], config)
-    return Plan(config, top, calls, _hooks(config))
+    return planned
+
+
+def _needs_loss_scaling(calls: dict[str, Call]) -> bool:
+    """True for a policy in float16, whose small gradients underflow, unless the loss is scaled."""
+    if "precision" not in calls or "loss_scaling" in calls:
+        return False
+    policy: Precision = calls["precision"].make()
+    return policy.compute == "float16" and not _scales_loss(calls["optimizer"])
+
+
+def _scales_loss(optimizer: Call) -> bool:
+    return optimizer.function is loss_scaling or any(map(_scales_loss, optimizer.nested()))
 
 
 def _check(key: str, check: Callable[[Any], object], value: Any, config: Config) -> None:
@@ -179,8 +226,14 @@ def _hooks(config: Config) -> list[Call]:
 
 def _check_top(config: Config, table: Table) -> Table:
     top = check_table("", parameters(TOP.function), table, config, more=(*SECTIONS, *NAMED, HOOKS))
-    if top["steps"] < 1:
+    given = [name for name in LENGTHS if name in top]
+    if len(given) != 1:
+        wrong = "is set and so is epochs: keep one of them," if given else "is missing: set"
+        raise config.error("steps", f"{wrong} the length of the run in steps or in epochs")
+    if "steps" in top and top["steps"] < 1:
         raise config.error("steps", f"must be at least 1, got {top['steps']}")
+    if "epochs" in top and not 0 < top["epochs"] < math.inf:
+        raise config.error("epochs", f"must be above 0, got {top['epochs']}")
     if not 0 <= top["seed"] < 2**32:  # jax would drop the bits above
         raise config.error("seed", f"must be at least 0 and below 2**32, got {top['seed']}")
     return top

@@ -14,6 +14,7 @@ from ftrain.checkpoints import hold
 from ftrain.checkpoints.paths import CHECKPOINTS
 from ftrain.config.load import ConfigError, Table, load, read_toml
 from ftrain.config.plan import plan
+from ftrain.config.shares import resolve_shares
 from ftrain.launching.protocol import LAUNCHER
 from ftrain.paths import RUN_CONFIG, RUN_LOCK
 from ftrain.storage import exists, is_transient, list_names, replacing, retry
@@ -73,15 +74,20 @@ def _with_defaults(path: Path, before: Table) -> Table:
 
 
 def describe_changes(before: Table, after: Table) -> list[str]:
-    """Return a phrase for each dotted key that differs."""
-    old = flatten(before)
-    new = flatten(after)
+    """Return a phrase for each dotted key that differs; shares of the run count as steps."""
+    old = flatten(_in_steps(before))
+    new = flatten(_in_steps(after))
     keys = [*old, *(key for key in new if key not in old)]
     return [
         f"{key} was {_show(old, key)}, now {_show(new, key)}"
         for key in keys
         if not key.startswith(_NEUTRAL) and _show(old, key) != _show(new, key)
     ]
+
+
+def _in_steps(table: Table) -> Table:
+    steps = table.get("steps")
+    return resolve_shares(table, steps)[0] if isinstance(steps, int) else table
 
 
 def _write_config(directory: Path, resolved: Table, accept_changes: bool) -> None:

@@ -29,8 +29,9 @@ from ftrain.config.functions import (
     Parameter,
     parameters,
 )
-from ftrain.config.load import EXTENDS
+from ftrain.config.load import EXTENDS, LENGTHS
 from ftrain.config.plan import HOOKS, SECTIONS, TOP
+from ftrain.config.shares import takes_steps_at
 from ftrain.optimizers import Group
 
 Schema = dict[str, Any]
@@ -71,7 +72,8 @@ def json_schema(task: str | None = None) -> Schema:
         "additionalProperties": False,
         "if": {"required": [EXTENDS]},
         "else": {  # a config that extends another may lack any key
-            "required": ["task", "steps", "optimizer", "data"],
+            "required": ["task", "optimizer", "data"],
+            "oneOf": [{"required": [name]} for name in LENGTHS],
             "properties": required | {"optimizer": {"$ref": "#/$defs/optimizer"}},
             "allOf": models,
         },
@@ -138,6 +140,8 @@ class _Definitions:
         schema = self._form(parameter.form)
         default = as_toml(parameter.default) if is_toml(parameter.default) else None
         is_scalar = isinstance(default, (bool, int, float, str))
+        if takes_steps_at(parameter.name):
+            schema = _with_shares(schema)
         return schema | {"default": default} if is_scalar else schema
 
     def _form(self, form: Form) -> Schema:
@@ -173,6 +177,14 @@ class _Definitions:
             self.known[name] = {}  # for now, because a class may contain itself
             self.known[name] = self.table(cls)
         return {"$ref": f"#/$defs/{name}"}
+
+
+def _with_shares(schema: Schema) -> Schema:
+    """Return the schema of a number of steps, or of several, each of which may be a share."""
+    share = {"type": "string", "pattern": "%$"}
+    if schema.get("type") == "array":
+        return schema | {"items": {"anyOf": [schema["items"], share]}}
+    return {"anyOf": [*schema.get("anyOf", [schema]), share]}
 
 
 _OTHER = {

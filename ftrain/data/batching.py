@@ -31,6 +31,10 @@ class Batching(Protocol):
         """Return the examples of `count` batches from `step` on, concatenated."""
         ...
 
+    def count(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs."""
+        ...
+
     def length(self, step: int) -> int | None:
         """Return the padded length of features whose Pad has none; None for the longest."""
         ...
@@ -47,6 +51,8 @@ class Consecutive:
         self, source: Source, size: int, seed: int, shuffle: bool, epochs: int | None, last: Last
     ):
         self._size = size
+        self._examples = len(source)
+        self._last: Last = last
         self._total = None if epochs is None else epochs * len(source)
         self._ordering = Ordering(source, seed, shuffle, size)
         self.steps = None if self._total is None else _count_batches(self._total, size, last)
@@ -69,6 +75,10 @@ class Consecutive:
         return self._ordering.indices(
             step * self._size, stop if self._total is None else min(stop, self._total)
         )
+
+    def count(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs."""
+        return _count_batches(int(epochs * self._examples), self._size, self._last)
 
     def length(self, step: int) -> int | None:
         """Return None: features are padded to the longest of the batch."""
@@ -151,6 +161,7 @@ class Bucketed:
             for bucket, (count, size) in enumerate(zip(self._counts, self._sizes, strict=True))
         ]
         unfilled = [bucket for bucket in range(len(self._bounds)) if self._remainder(bucket)]
+        self._last: Last = last
         self._unfilled = unfilled if last == "keep" else []
         self.steps = None if epochs is None else self._batches_before(epochs) + len(self._unfilled)
         self.dropped = 0 if last == "keep" else sum(map(self._remainder, range(len(self._bounds))))
@@ -166,6 +177,13 @@ class Bucketed:
     def indices(self, step: int, count: int) -> np.ndarray:
         """Return the examples of `count` batches from `step` on, concatenated."""
         return np.concatenate([self._batch(at) for at in range(step, step + count)])
+
+    def count(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs, summed over the buckets."""
+        return sum(
+            _count_batches(int(epochs * count), size, self._last)
+            for count, size in zip(self._counts, self._sizes, strict=True)
+        )
 
     def length(self, step: int) -> int | None:
         """Return the boundary of the step's bucket."""

@@ -5,6 +5,7 @@ A Stream makes batches of an iterator, without these guarantees.
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -167,6 +168,23 @@ class Pipeline:
             size = sum(self._batching.sizes(step, count)) // self.shard_count
             return np.ones(size, np.float32)
         return self._shares(self._batching.mask(step, count), step, count)
+
+    def count_steps(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs, which need not be a whole number.
+
+        An unfinished last batch counts with `last="keep"`. A pipeline without a limit of epochs
+        fills it from the next epoch.
+        """
+        if isinstance(epochs, bool) or not 0 < epochs < math.inf:
+            raise ValueError(f"epochs must be > 0, got {epochs!r}")
+        if self.epochs is not None and epochs > self.epochs:
+            raise ValueError(f"the data end after {self.epochs} epochs, got epochs {epochs}")
+        steps = self._batching.count(epochs)
+        if not steps:
+            raise ValueError(
+                f"{epochs} epochs of {describe(self.source)} fill no batch of {self.batch_size}"
+            )
+        return steps
 
     def summary(self) -> dict[str, Any]:
         """Return what all batches depend on besides the source's contents, as JSON values."""

@@ -1,4 +1,4 @@
-"""File formats: records, the Examples in them, tables and TensorFlow checkpoints."""
+"""File formats: records, the Examples in them, tables, and checkpoints of other programs."""
 
 from ftrain.formats.examples.features import Fixed, Image, Padded, Ragged, Raw, SpecError, Steps
 from ftrain.formats.examples.messages import (
@@ -17,11 +17,19 @@ from ftrain.formats.examples.messages import (
     encode_sequence_example,
 )
 from ftrain.formats.examples.parsing import ExampleParser, parse_examples, parse_sequence_examples
+from ftrain.formats.npz_arrays import NpzError, NpzFile
 from ftrain.formats.records.encoding import DamagedRecordError, frame_record
 from ftrain.formats.records.files import RecordFiles, match_files
 from ftrain.formats.records.index import RecordIndex, index_records
 from ftrain.formats.records.reading import read_records
 from ftrain.formats.records.writing import RecordWriter
+from ftrain.formats.safetensors_files import (
+    SafetensorsError,
+    SafetensorsFile,
+    ShardedSafetensors,
+    find_safetensors,
+    open_safetensors,
+)
 from ftrain.formats.tf_checkpoint import (
     TfCheckpoint,
     TfCheckpointError,
@@ -46,13 +54,18 @@ __all__ = [
     "FloatList",
     "Image",
     "Int64List",
+    "NpzError",
+    "NpzFile",
     "Padded",
     "Ragged",
     "Raw",
     "RecordFiles",
     "RecordIndex",
     "RecordWriter",
+    "SafetensorsError",
+    "SafetensorsFile",
     "SequenceExample",
+    "ShardedSafetensors",
     "SpecError",
     "Steps",
     "TfCheckpoint",
@@ -63,12 +76,14 @@ __all__ = [
     "decode_sequence_example",
     "encode_example",
     "encode_sequence_example",
+    "find_safetensors",
     "format_state",
     "frame_record",
     "index_records",
     "is_tf_checkpoint",
     "latest_tf_checkpoint",
     "match_files",
+    "open_safetensors",
     "parse_examples",
     "parse_sequence_examples",
     "parse_state",

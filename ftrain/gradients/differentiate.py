@@ -4,27 +4,37 @@ The function is traced once. The trace shows which parameters are read only thro
 then evaluated with a zero, a tap, added to the result of each of those lookups, and differentiated
 with respect to the taps instead of the tables: the derivative of a tap is the gradient of the rows
 that were read.
+
+A cast of a table before its lookup, as a precision policy has it, is done to the rows that are
+read: the table itself is never converted.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
-from jax.extend.core.primitives import jit_p, remat_p
+from jax.extend.core.primitives import convert_element_type_p, jit_p, remat_p
 
 from ftrain.gradients.lookup import gather, lookup_p
 from ftrain.gradients.means import value_of
 from ftrain.gradients.rows import Rows, wide_indices
-from ftrain.jaxpr import apply_equation, interpret
+from ftrain.jaxpr import apply_equation, dtype_of, interpret
 from ftrain.tree import Tree
 
-# Variables of a trace that stand for tables, each with the number of its table.
-Tables = Mapping[Var, int]
+
+class _Table(NamedTuple):
+    """What a variable of a trace stands for: a table, cast to one dtype after the other."""
+
+    number: int
+    casts: tuple[jnp.dtype, ...] = ()
+
+
+Tables = Mapping[Var, _Table]  # the variables of a trace that stand for tables
 
 
 def value_and_grad(
@@ -89,7 +99,9 @@ def _differentiate(
     """
     jaxpr = traced.jaxpr
     looked_up = _only_looked_up(jaxpr)
-    tables = {variable: n for n, variable in enumerate(jaxpr.invars) if variable in looked_up}
+    tables = {
+        variable: _Table(n) for n, variable in enumerate(jaxpr.invars) if variable in looked_up
+    }
     sites = list(_sites_of(jaxpr, tables))
     others = {n: leaf for n, leaf in enumerate(leaves) if jaxpr.invars[n] not in tables}
 
@@ -104,7 +116,7 @@ def _differentiate(
         value, auxiliary = outcome if has_aux else (outcome, None)
         return value_of(value), (value, auxiliary, lookups.ids)
 
-    taps = [_make_tap(aval) for _, aval in sites]
+    taps = [_make_tap(aval, leaves[number].dtype) for number, aval in sites]
     differentiate = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
     (_, (value, auxiliary, ids)), (dense, sparse) = differentiate(others, taps)
     gradients = dict(dense)
@@ -118,14 +130,17 @@ def _differentiate(
             n: _collect(
                 leaves[n], [(i, values) for number, i, values in read if number == n], merge_rows
             )
-            for n in tables.values()
+            for n in {table.number for table in tables.values()}
         }
     return value, auxiliary, [gradients[n] for n in range(len(leaves))]
 
 
-def _make_tap(aval: ShapedArray) -> jax.Array:
-    """Zeros like the result of a lookup; inside `jax.shard_map` each device has its own."""
-    zeros = jnp.zeros(aval.shape, aval.dtype)
+def _make_tap(aval: ShapedArray, dtype: jnp.dtype) -> jax.Array:
+    """Zeros like the rows of a lookup, in the dtype of the table.
+
+    Inside `jax.shard_map` each device has its own.
+    """
+    zeros = jnp.zeros(aval.shape, dtype)
     axes = tuple(getattr(getattr(aval, "manual_axis_type", None), "varying", ()))
     return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
@@ -165,33 +180,62 @@ class _Lookups:
     taps: list[jax.Array]
     ids: list[jax.Array] = dataclasses.field(default_factory=list)
 
-    def perform(self, table: jax.Array, ids: jax.Array, **options: Any) -> jax.Array:
-        """Look up `ids`, record them and add the next tap."""
+    def perform(
+        self, table: jax.Array, ids: jax.Array, casts: Sequence[jnp.dtype], **options: Any
+    ) -> jax.Array:
+        """Look up `ids`, record them, add the next tap, and cast the rows as the table was."""
         self.ids.append(ids)
-        return gather(table, ids, **options) + self.taps.pop(0)
+        rows = gather(table, ids, **options) + self.taps.pop(0)
+        for dtype in casts:
+            rows = rows.astype(dtype)
+        return rows
 
 
 def _only_looked_up(jaxpr: Jaxpr) -> set[Var]:
-    """Return the variables that are used only as tables of lookups."""
+    """Return the variables that are used only as tables of lookups, also after a cast."""
     tables: set[Var] = set()
     others = {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
-    for equation in jaxpr.eqns:
+    for equation in reversed(jaxpr.eqns):  # the uses of a cast come before the cast itself
         inner = _called_function(equation)
         inner_tables = _only_looked_up(inner) if inner is not None else set()
         for position, operand in enumerate(equation.invars):
             if not isinstance(operand, Literal):
                 is_looked_up = equation.primitive is lookup_p and position == 0
                 is_passed_on = inner is not None and inner.invars[position] in inner_tables
-                (tables if is_looked_up or is_passed_on else others).add(operand)
+                result = equation.outvars[0] if _is_cast(equation) else None
+                is_cast = result in tables and result not in others
+                is_table = is_looked_up or is_passed_on or is_cast
+                (tables if is_table else others).add(operand)
     return tables - others
+
+
+def _with_casts(jaxpr: Jaxpr, tables: Tables) -> Tables:
+    """Return the variables that stand for tables, with those of casts of them."""
+    known = dict(tables)
+    for equation in jaxpr.eqns:
+        operand = equation.invars[0] if _is_cast(equation) else None
+        table = known.get(operand) if isinstance(operand, Var) else None
+        if table is not None:
+            dtype = dtype_of(equation.outvars[0])
+            known[equation.outvars[0]] = table._replace(casts=(*table.casts, dtype))
+    return known
+
+
+def _is_cast(equation: JaxprEqn) -> bool:
+    """True for a cast of a variable from one floating dtype to another."""
+    if equation.primitive is not convert_element_type_p or isinstance(equation.invars[0], Literal):
+        return False
+    dtypes = (dtype_of(equation.invars[0]), dtype_of(equation.outvars[0]))
+    return all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
 
 
 def _sites_of(jaxpr: Jaxpr, tables: Tables) -> Iterator[tuple[int, Any]]:
     """Yield the table's number and the result's type of each lookup, in the order of evaluation."""
+    tables = _with_casts(jaxpr, tables)
     for equation in jaxpr.eqns:
         table = _looked_up_table(equation, tables)
         if table is not None:
-            yield table, equation.outvars[0].aval
+            yield table.number, equation.outvars[0].aval
         elif (inner := _called_function(equation)) is not None:
             yield from _sites_of(inner, _passed_on(equation, inner, tables))
 
@@ -206,10 +250,14 @@ def _evaluate(
     """Evaluate a traced function, with taps added to the lookups of the tables in `tables`."""
     if not tables:
         return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*inputs)
+    tables = _with_casts(jaxpr, tables)
 
     def evaluate(equation: JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-        if _looked_up_table(equation, tables) is not None:
-            return [lookups.perform(*operands, **equation.params)]
+        table = _looked_up_table(equation, tables)
+        if table is not None:
+            return [lookups.perform(*operands, casts=table.casts, **equation.params)]
+        if _is_cast(equation) and equation.outvars[0] in tables:
+            return operands  # the rows are cast instead
         inner = _called_function(equation)
         passed_on = {} if inner is None else _passed_on(equation, inner, tables)
         if inner is None or not passed_on:
@@ -250,7 +298,7 @@ def _called_function(equation: JaxprEqn) -> Jaxpr | None:
     return equation.params["jaxpr"] if equation.primitive is remat_p else None
 
 
-def _passed_on(equation: JaxprEqn, inner: Jaxpr, tables: Tables) -> dict[Var, int]:
+def _passed_on(equation: JaxprEqn, inner: Jaxpr, tables: Tables) -> dict[Var, _Table]:
     """The tables by the variables of the called function."""
     pairs = zip(inner.invars, equation.invars, strict=True)
     return {
@@ -260,7 +308,7 @@ def _passed_on(equation: JaxprEqn, inner: Jaxpr, tables: Tables) -> dict[Var, in
     }
 
 
-def _looked_up_table(equation: JaxprEqn, tables: Tables) -> int | None:
-    """The number of the table that an equation looks up; None for every other equation."""
+def _looked_up_table(equation: JaxprEqn, tables: Tables) -> _Table | None:
+    """The table that an equation looks up; None for every other equation."""
     table = equation.invars[0] if equation.primitive is lookup_p else None
     return None if table is None or isinstance(table, Literal) else tables.get(table)

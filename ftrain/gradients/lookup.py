@@ -20,9 +20,9 @@ def lookup(
     """`table[ids]`: the rows with these ids, in the shape `ids.shape + table.shape[1:]`.
 
     It is `jax.numpy.take` along the first axis, except that `ftrain.gradients.value_and_grad`
-    returns `Rows` as the gradient of the table. Pass the parameter itself. A value computed from a
-    parameter, such as a table cast to another dtype, has an ordinary, correct gradient, and so has
-    a table inside `jax.lax.scan` or `cond`.
+    returns `Rows` as the gradient of the table. Pass the parameter itself, or a cast of it: then
+    the rows that are read are cast, not the table. Any other value computed from a parameter has an
+    ordinary, correct gradient, and so has a table inside `jax.lax.scan` or `cond`.
 
     Args:
       out_of_range: for an id below 0 or beyond the table, "error" raises IndexError if the ids

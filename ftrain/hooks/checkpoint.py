@@ -47,6 +47,11 @@ class CheckpointSaver(StateSaver):
     steps. Values published at the end of the run are added to the last checkpoint. The states of
     the hooks are saved with the state. With `listeners` training waits for each checkpoint.
 
+    With `restore_best`, which needs `keep_best`, a run that ends has the state of its best
+    checkpoint: `Run.state` and what `train` returns. The state after the last step is saved as
+    always and stays the latest, so that a run with more steps resumes from it. The best checkpoint
+    is the result of the run: `ftrain.load` and `ftrain eval` take it by default.
+
     If a checkpoint cannot be written, for example because the disk is full, the run ends, unless
     `on_error` is "continue". One saver at a time works in a directory, and holds a lock there. In a
     process that waits for the checkpoints of another one, `Scaffold(wait_secs=...)`, the hook
@@ -67,6 +72,7 @@ class CheckpointSaver(StateSaver):
         allow_nonfinite: Sequence[str] = (),
         on_error: Literal["stop", "continue"] = "stop",
         at_start: bool = False,
+        restore_best: bool = False,
         listeners: Sequence[SaveListener] = (),
     ):
         for listener in listeners:
@@ -76,8 +82,15 @@ class CheckpointSaver(StateSaver):
                 )
         if on_error not in ("stop", "continue"):
             raise ValueError(f"on_error must be 'stop' or 'continue', got {on_error!r}")
+        if restore_best and not keep_best:
+            raise ValueError(
+                "restore_best needs keep_best, the number of best checkpoints to keep: set it to "
+                "1, and best_metric and best_mode, such as 'eval/accuracy' and 'max'"
+            )
         self.when = when
         self.at_start = at_start
+        self.restore_best = restore_best
+        self.replaces_final_state = restore_best
         self.listeners = listeners
         self.on_error = on_error
         self.manager = CheckpointManager(
@@ -119,6 +132,26 @@ class CheckpointSaver(StateSaver):
             raise LeafMismatchError(error.path, differences, _OTHER_MODEL) from None
         assert self.manager.restored is not None
         self._hook_states = self.manager.extra(self.manager.restored).get(HOOKS, {})
+        return state
+
+    def result(self) -> Literal["best"] | None:
+        """Return the step of the run's result for `restore`: None for the latest good one."""
+        return "best" if self.restore_best else None
+
+    def final_state(self, report: Report) -> TrainState | None:
+        if self.read_only:
+            return None
+        step = self.manager.best()
+        if step is None:
+            report.notice(
+                f"the run keeps the state of step {report.step}: no checkpoint has "
+                f"{self.manager.retention.metric!r}, which decides what is best"
+            )
+            return None
+        if step == report.step:
+            return None
+        state: TrainState = self.manager.restore(like=report.state, step=step)
+        report.notice(f"the run ends with its best state, of step {step}")
         return state
 
     def saved_hook_states(self) -> Mapping[str, Mapping[str, Any]] | None:

@@ -17,6 +17,7 @@ from ftrain.schedules.decay import (
     polynomial_decay,
     value_at,
 )
+from ftrain.schedules.lengths import resolve_steps
 
 __all__ = [
     "Schedule",
@@ -32,6 +33,7 @@ __all__ = [
     "noisy_linear_cosine_decay",
     "piecewise_constant",
     "polynomial_decay",
+    "resolve_steps",
     "value_at",
     "warmup",
     "warmup_stable_decay",

@@ -17,7 +17,7 @@ from ftrain.formats import Fixed, Raw, RecordWriter, encode_example
 from ftrain.metrics import accuracy, mean
 from ftrain.paths import absolute
 from ftrain.tasks.task import Task
-from ftrain.tree import Tree
+from ftrain.tree import Tree, widen
 
 CLASSES = 10
 TEST_SHARE = 5  # every fifth example of a fixed permutation is held out
@@ -138,7 +138,8 @@ def init_classifier(rng: jax.Array, *, channels: int, hidden: int) -> Tree:
 def classify(
     params: Tree, images: jax.Array, *, dropout: float = 0.0, rng: jax.Array | None = None
 ) -> jax.Array:
-    """Return the logits (batch, classes) of images (batch, 8, 8, 1)."""
+    """Return the logits (batch, classes) of images (batch, 8, 8, 1), in the parameters' dtype."""
+    images = images.astype(params["conv1"]["kernel"].dtype)
     features = jax.nn.relu(_convolve(params["conv1"], images, stride=1))
     features = jax.nn.relu(_convolve(params["conv2"], features, stride=2))
     features = jax.nn.relu(_dense(params["dense"], features.reshape(len(images), -1)))
@@ -170,4 +171,5 @@ def predict(params: Tree, batch: Tree) -> dict[str, jax.Array]:
 
 
 def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    # Computed in float32, whatever the model computes in.
+    return optax.softmax_cross_entropy_with_integer_labels(widen(logits), labels)

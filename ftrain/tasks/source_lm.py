@@ -18,7 +18,7 @@ import optax
 
 from ftrain.data import WindowSource
 from ftrain.tasks.task import Task
-from ftrain.tree import Tree
+from ftrain.tree import Tree, widen
 
 VOCABULARY = 256  # bytes
 HELD_OUT = 0.05  # share of the files, chosen by a digest of their names
@@ -99,7 +99,7 @@ def _spread(source: WindowSource, count: int) -> np.ndarray:
 def _cross_entropy(logits: Logits, params: Tree, tokens: jax.Array) -> jax.Array:
     """Return the mean nats of each token but the first, given those before it."""
     tokens = jnp.asarray(tokens, jnp.int32)
-    predicted = logits(params, tokens[:, :-1])
+    predicted = widen(logits(params, tokens[:, :-1]))  # in float32, also if the model is narrower
     return optax.softmax_cross_entropy_with_integer_labels(predicted, tokens[:, 1:]).mean()
 
 
@@ -172,8 +172,8 @@ def _attention(block: Tree, hidden: jax.Array, angles: jax.Array, heads: int) ->
     query = _rotate(query, angles)
     key = _rotate(key, angles)
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) * (width // heads) ** -0.5
-    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
-    mixed = jax.nn.softmax(scores) @ value
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), widen(scores), -1e9)
+    mixed = jax.nn.softmax(scores).astype(value.dtype) @ value
     return mixed.transpose(0, 2, 1, 3).reshape(batch, length, width) @ block["attention_out"]
 
 
@@ -183,7 +183,10 @@ def _mlp(block: Tree, hidden: jax.Array) -> jax.Array:
 
 
 def _rms_norm(hidden: jax.Array, scale: jax.Array) -> jax.Array:
-    return hidden * scale * jax.lax.rsqrt(jnp.mean(hidden**2, axis=-1, keepdims=True) + 1e-6)
+    """Normalise in float32: in half precision the squares of large features overflow."""
+    exact = widen(hidden)
+    size = jax.lax.rsqrt(jnp.mean(exact**2, axis=-1, keepdims=True) + 1e-6)
+    return hidden * scale * size.astype(hidden.dtype)
 
 
 def _rotation_angles(length: int, head_width: int) -> jax.Array:
@@ -194,6 +197,6 @@ def _rotation_angles(length: int, head_width: int) -> jax.Array:
 
 def _rotate(features: jax.Array, angles: jax.Array) -> jax.Array:
     first, second = jnp.split(features, 2, axis=-1)
-    cos = jnp.cos(angles)
-    sin = jnp.sin(angles)
+    cos = jnp.cos(angles).astype(features.dtype)
+    sin = jnp.sin(angles).astype(features.dtype)
     return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)

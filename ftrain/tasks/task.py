@@ -32,7 +32,8 @@ class Task:
       evaluation_source: the held-out examples, all of which `[evaluation]` measures; instead of
         `evaluate`.
       predict: (parameters, batch) -> outputs by name, each with an axis of examples; if the state
-        has a model state, it is a third argument. See `ftrain.evaluate`.
+        has a model state, it is a third argument. See `ftrain.evaluate`. `ftrain.load`
+        applies it too.
       metrics: of these outputs and the entries of the batch, by name; by default the mean of every
         output.
     """

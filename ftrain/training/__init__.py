@@ -5,8 +5,10 @@ from ftrain.training.crash import read_crash
 from ftrain.training.fusion import Fuse
 from ftrain.training.hook import Hook, Report
 from ftrain.training.loop import Loop
+from ftrain.training.precision import Precision, PrecisionError
 from ftrain.training.record import RunMismatchError
 from ftrain.training.recovery import NotReadyError, Scaffold
+from ftrain.training.remat import Remat
 from ftrain.training.replay import ReplayError, locate
 from ftrain.training.state import TrainState
 from ftrain.training.step import make_step
@@ -19,6 +21,9 @@ __all__ = [
     "Hook",
     "Loop",
     "NotReadyError",
+    "Precision",
+    "PrecisionError",
+    "Remat",
     "ReplayError",
     "Report",
     "RunMismatchError",

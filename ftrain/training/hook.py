@@ -251,12 +251,20 @@ class StateSaver(Hook):
 
     order = SAVE
     read_only: bool = False  # set by a Scaffold that waits: another process saves
+    replaces_final_state: bool = False  # whether `final_state` may return a state
 
     def restore_state(self, like: TrainState) -> TrainState | None:
         """Called first, and again when a run recovers: return a saved state, or None.
 
         `like` has the structure of the state; its leaves may be `jax.ShapeDtypeStruct`, with
         shardings.
+        """
+
+    def final_state(self, report: Report) -> TrainState | None:
+        """Called after `end` of all hooks: return the state to end with, or None to keep it.
+
+        Only with `replaces_final_state`, and not after an interrupt or an exception, because such a
+        run is resumed.
         """
 
     def saved_hook_states(self) -> Mapping[str, Mapping[str, Any]] | None:

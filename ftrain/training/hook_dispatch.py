@@ -155,6 +155,20 @@ class HookDispatch:
         waiting = [hook for hook in self._hooks if id(hook) not in self._ended]
         call_all([functools.partial(end, hook) for hook in waiting])
 
+    def final_state(self, agree: Callable[[], None]) -> TrainState | None:
+        """The state that a hook ends the run with; None to keep that of the last step.
+
+        `agree` waits for the other processes: all of them must see the same checkpoints.
+        """
+        savers = [hook for hook in self._hooks if isinstance(hook, StateSaver)]
+        chosen = [saver for saver in savers if saver.replaces_final_state]
+        if not chosen:
+            return None
+        agree()
+        report = self.report()
+        states = (saver.final_state(report) for saver in chosen)
+        return next((state for state in states if state is not None), None)
+
     def save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """After Ctrl-C: save the newest state, and add a note to `interrupt` about it."""
         position = self._position

@@ -12,7 +12,7 @@ from ftrain.cluster import PeerLostError
 from ftrain.coordination import Coordinator, call_all
 from ftrain.data import Pipeline
 from ftrain.training.compiled_step import CompiledStep, spread, use_compilation_cache
-from ftrain.training.consensus import Consensus, check_group, check_program, check_shards
+from ftrain.training.consensus import LIMIT, Consensus, check_group, check_program, check_shards
 from ftrain.training.feed import FINISHED, Feed
 from ftrain.training.fusion import Fuser
 from ftrain.training.hook import Hook, Report, StateSaver, check_hooks
@@ -331,6 +331,13 @@ class Loop:
             except FINISHED:  # the run is ending anyway: settle the rest
                 continue
         self._hook_calls.end()
+        if not self.interrupted:
+            chosen = self._hook_calls.final_state(self._agree_on_end)
+            self._position.state = self.state if chosen is None else chosen
+
+    def _agree_on_end(self) -> None:
+        if self._consensus is not None:
+            self._consensus.group.barrier("the hooks of all processes have ended", LIMIT)
 
     def _close(self, error: BaseException | None) -> None:
         """Close everything. An error in it never hides the error that ended the run."""

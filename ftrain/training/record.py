@@ -27,7 +27,8 @@ NAME = "run.json"
 _LIBRARIES = ("ftrain", "jax", "optax", "flax", "equinox", "dm-haiku")
 _OF_A_RUN = re.compile(  # the names of files that a run writes
     r"checkpoints|crash|logs|eval|plugins|events\.out\.tfevents\..*|metrics\.jsonl(\.bad)?|"
-    r"data\.json|run(\.\d+)?\.json|run\.lock(\.takeover)?|config(\.\d+)?\.toml|faults_\d+\.txt"
+    r"data\.json|run(\.\d+)?\.json|warm_start\.json|run\.lock(\.takeover)?|"
+    r"config(\.\d+)?\.toml|faults_\d+\.txt"
 )
 
 Facts = dict[str, Any]

@@ -15,6 +15,7 @@ from ftrain.cluster import ProcessMismatchError, Sharding
 from ftrain.models import Model
 from ftrain.models.library import library_of
 from ftrain.training.arguments import check_arrays, check_optimizer, describe_state
+from ftrain.training.precision import Precision, as_precision
 from ftrain.tree import Tree
 
 S = TypeVar("S")
@@ -41,6 +42,7 @@ class TrainState:
         seed: int | jax.Array = 0,
         averages: bool | str | Sequence[str] = False,
         model_state: Tree | None = None,
+        precision: Precision | str | None = None,
     ) -> Self:
         """Return the state before the first step.
 
@@ -51,6 +53,7 @@ class TrainState:
           averages: whether the step keeps moving averages of the parameters: of all of them, or of
             those whose full names match one of these regular expressions, `"encoder/.*"`. The
             others are None.
+          precision: that of the step: parameters and slots get its dtypes.
         """
         check_optimizer(optimizer)
         rng = jax.random.key(int(seed)) if isinstance(seed, (int, np.integer)) else seed
@@ -64,6 +67,10 @@ class TrainState:
         check_arrays("params", params)
         check_arrays("model_state", model_state)
         params, model_state = jax.tree.map(_settle, (params, model_state))
+        policy = as_precision(precision)
+        if policy is not None:
+            params = policy.store(params)
+            optimizer = policy.wrap(optimizer)
         state = cls(
             step=jnp.zeros((), jnp.int32),
             params=params,

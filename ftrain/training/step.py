@@ -39,12 +39,14 @@ from ftrain.training.loss import (
     differentiate,
     make_objective,
 )
+from ftrain.training.precision import Precision, as_precision
+from ftrain.training.remat import Remat, check_remat, recompute
 from ftrain.training.replica_reduction import make_reduction
 from ftrain.training.state import TrainState
 from ftrain.tree import Tree
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-SETTINGS = ("clip_global_norm", "accumulate", "averages", "averages_ramp", "merge_rows")
+SETTINGS = ("clip_global_norm", "accumulate", "averages", "averages_ramp", "merge_rows", "remat")
 
 
 def make_step(
@@ -56,6 +58,8 @@ def make_step(
     averages: float | Schedule | None = None,
     averages_ramp: bool = False,
     merge_rows: bool = True,
+    precision: Precision | str | None = None,
+    remat: Remat = "none",
     learning_rate: LearningRate | None = None,
     replicas: Axis | None = None,
 ) -> "TrainStep":
@@ -88,6 +92,12 @@ def make_step(
       merge_rows: whether rows of a table that a batch reads twice are summed before the norm is
         computed, as in the gradient of the whole table. False uses the rows as they were read, as
         TensorFlow 1 does for IndexedSlices.
+      precision: the dtypes of computation, parameters, outputs and slots: a `Precision`, or the
+        dtype to compute in, such as "bfloat16". Create the state with the same precision.
+      remat: what the backward pass computes again instead of keeping it, to save memory:
+        "dots" keeps the results of matrix products and convolutions, "layers" what is alive
+        between the layers, "names" what the model names with `jax.ad_checkpoint.checkpoint_name`.
+        See `ftrain.training.remat`.
       replicas: the axis of replicas, each with its part of the batch, over which means are taken,
         for `shard_map` and `pmap`. The model state must consist of means over examples. Each
         replica has its own random numbers. A replica whose examples have weight 0 in the entry
@@ -100,14 +110,18 @@ def make_step(
     check_fraction(averages=averages)
     check_count(accumulate=accumulate)
     check_transform(optimizer)
+    check_remat(remat)
+    policy = as_precision(precision)
     return TrainStep(
         loss_fn,
-        optimizer,
+        optimizer if policy is None else policy.wrap(optimizer),
         clip_global_norm=clip_global_norm,
         accumulate=accumulate,
         averages=averages,
         averages_ramp=averages_ramp,
         merge_rows=merge_rows,
+        precision=policy,
+        remat=remat,
         learning_rate=learning_rate,
         replicas=replicas,
     )
@@ -125,26 +139,33 @@ class TrainStep:
     averages: float | Schedule | None
     averages_ramp: bool
     merge_rows: bool
+    precision: Precision | None
+    remat: Remat
     learning_rate: LearningRate | None
     replicas: Axis | None
 
     @functools.cached_property
     def objective(self) -> Objective:
         """The loss function in the form that is differentiated."""
-        return make_objective(self.loss_fn)
+        loss_fn = self.loss_fn if self.precision is None else self.precision.loss(self.loss_fn)
+        return recompute(make_objective(loss_fn), self.remat)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that change what the step computes, by the names of their arguments."""
         values = {name: getattr(self, name) for name in SETTINGS}
-        return {
+        shown = {
             name: _describe_schedule(value) if callable(value) else value
             for name, value in values.items()
         }
+        return shown | {"precision": None if self.precision is None else str(self.precision)}
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Take the step; return the new state and the metrics."""
         check_parameters(state.params)
+        if self.precision is not None:
+            self.precision.check(state.params, self.optimizer, self.learning_rate)
+            self.precision.check_scale(loss_scale(state.opt_state))
         reduction = make_reduction(batch, self.replicas)
         rng = reduction.rng(_rng(state))
         found, model_state = differentiate(

@@ -424,14 +424,10 @@ def test_infinities_and_nans_are_values_like_others():
     [
         (
             "model.safetensors",
-            r"model.safetensors is a safetensors file: "
-            r"read it with safetensors.numpy.load_file, not a",
+            r"model.safetensors: has 1 bytes, expected a header: it is cut off or empty",
         ),
-        (
-            "model.npz",
-            r"model.npz is a file of numpy arrays: read it with numpy.load, "
-            r"not a checkpoint; expected a checkp",
-        ),
+        ("model.npz", r"model.npz is not an .npz file, or damaged: File is not a zip file"),
+        ("model.npy", r"is a single numpy array: put it into an .npz file, which names it, not a"),
         (
             "train.tfrecord",
             "train.tfrecord is a .tfrecord file, not a checkpoint; "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from command import run
 from references import FOLDER
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from ftrain.checkpoints import CheckpointManager
 
@@ -92,6 +92,31 @@ def test_export_is_read_by_others(home, tmp_path, kind):
     assert "exists already" in ckpt("export", home, "--to", kind, "--out", path, code=2)
 
 
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_exports_are_shown_compared_and_verified(home, tmp_path, kind):
+    path = tmp_path / f"out.{kind}"
+    ckpt("export", home / "200", "--out", path, "--exclude", ".*bias")
+    text = ckpt("show", path)
+    kernel = next(line.split() for line in text.splitlines() if "kernel" in line)
+    assert kernel[:8] == ["kernel", "[3,", "4]", "float32", "48", "B", "2", "0"]
+    assert "2 of 2 leaves are the same" in ckpt("diff", path, home / "200", "--exclude", ".*bias")
+    assert "differs" in ckpt("diff", path, home / "300", code=1)
+    assert f"{path}: good" in ckpt("verify", path)
+
+
+def test_best_and_latest_are_steps(tmp_path):
+    manager = CheckpointManager(tmp_path / "checkpoints", keep_best=1)
+    for step, loss in ((100, 0.2), (200, 0.1), (300, 0.3)):
+        manager.save(step, {"w": np.float32([step])}, metrics={"loss": loss})
+    assert re.search(r" w +\[1\] +float32 +4 B +200 ", ckpt("show", tmp_path / "best"))
+    assert "0 of 1 leaves" in ckpt("diff", tmp_path / "best", tmp_path / "latest", code=1)
+    assert ckpt("verify", tmp_path / "best") == f"{tmp_path}/checkpoints/200: good\n"
+    assert "pinned" in ckpt("pin", tmp_path, "best")
+    ckpt("rm", tmp_path / "latest")
+    assert manager.steps() == [100, 200]
+    assert manager.checkpoints()[1].pinned
+
+
 def test_rm_pin_and_unpin(home, tmp_path):
     copy = shutil.copytree(home, tmp_path / "copy")
     ckpt("pin", copy, "100")
@@ -126,7 +151,7 @@ def test_tensorflows_files_are_shown_and_compared(directory):
         (("show", "gs://bucket/run"), "gs://bucket/run is a URL; expected a local path"),
         (("list", "gs://bucket/run"), "gs://bucket/run is a URL; expected a local path"),
         (("rm", "HOME", "7"), "there is no checkpoint of step 7; there are [100, 200, 300]"),
-        (("rm", "HOME", "../300"), "a step must be a whole number, got '../300'"),
+        (("rm", "HOME", "../300"), "a step must be a whole number, best or latest, got '../300'"),
         (("show", "HOME", "--include", "("), "'(' is not a regular expression"),
         (("export", "HOME", "--to", "pickles"), "pickles"),
         (("export", "HOME", "--include", "nothing"), "the patterns select none of its 3 leaves"),
@@ -138,9 +163,21 @@ def test_tensorflows_files_are_shown_and_compared(directory):
             "the suffix of x.npz does not match --to safetensors",
         ),
         (("rm", "HOME"), "the steps are missing"),
+        (
+            ("show", "HOME/best"),
+            "set keep_best, best_metric and best_mode in [checkpoint], or name",
+        ),
+        (
+            ("show", "CUT"),
+            "cut.safetensors: array 'w' ends at byte 8, but the file has 4: it is cut",
+        ),
+        (("verify", "CUT"), "cut.safetensors: array 'w' ends at byte 8"),
     ],
 )
-def test_mistakes_are_told_in_two_lines(home, arguments, said):
-    text = ckpt(*(home if each == "HOME" else each for each in arguments), code=2)
+def test_mistakes_are_told_in_two_lines(home, tmp_path, arguments, said):
+    save_file({"w": np.float32([1, 2])}, tmp_path / "cut.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "cut.safetensors").read_bytes()[:-4])
+    paths = {"HOME": home, "HOME/best": home / "best", "CUT": tmp_path / "cut.safetensors"}
+    text = ckpt(*(paths.get(each, each) for each in arguments), code=2)
     assert said in text
     assert len(text.strip().splitlines()) <= 2

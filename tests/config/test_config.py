@@ -33,6 +33,7 @@ SAVING = {  # what `[checkpoint]` says unless it is told otherwise
     "allow_nonfinite": [],
     "on_error": "stop",
     "at_start": False,
+    "restore_best": False,
 }
 
 

@@ -33,11 +33,32 @@ def test_every_shipped_config_is_valid(validator, path):
         {"optimizer": {"name": "nothing", "learning_rate": 0.1}},
         {"optimizer": {"name": "adam", "learning_rate": {"name": "cosine_decay"}}},
         {"task": "nothing"},
+        {"epochs": 3},  # and steps
+        {"steps": "50%"},
+        {"evaluation": {"every_steps": "often"}},
+        {"precision": {"params": "bfloat16"}},
+        {"step": {"remat": "everything"}},
     ],
 )
 def test_mistakes_are_found(validator, change):
     config = tomllib.loads(CONFIGS[0].read_text())
     assert not validator.is_valid(config | change)
+
+
+def test_epochs_shares_and_a_precision_pass(validator):
+    config = tomllib.loads(CONFIGS[0].read_text())
+    del config["steps"]
+    assert not validator.is_valid(config)
+    validator.validate(
+        config
+        | {
+            "epochs": 2.5,
+            "evaluation": {"every_steps": "10%"},
+            "summary": {"at_steps": ["50%", 3]},
+            "precision": {"compute": "bfloat16"},
+            "step": {"remat": "layers"},
+        }
+    )
 
 
 def test_names_of_other_packages_pass(validator):

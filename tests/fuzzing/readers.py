@@ -31,9 +31,12 @@ from ftrain.formats import (
     DamagedRecordError,
     Example,
     Fixed,
+    NpzError,
+    NpzFile,
     Padded,
     Ragged,
     Raw,
+    SafetensorsError,
     SequenceExample,
     SpecError,
     TfCheckpoint,
@@ -44,6 +47,7 @@ from ftrain.formats import (
     encode_sequence_example,
     frame_record,
     index_records,
+    open_safetensors,
     parse_examples,
     parse_sequence_examples,
     parse_state,
@@ -459,6 +463,63 @@ def make_npz(rng: random.Random) -> bytes:
     return mutate_bytes(rng, data) if rng.randrange(3) == 0 else data
 
 
+def read_npz_arrays(data: bytes, home: Path) -> None:
+    (home / "checkpoint.npz").write_bytes(data)
+    file = NpzFile(home / "checkpoint.npz")
+    for name, (shape, dtype) in file.variables.items():
+        value = file.read(name)
+        check((value.shape, value.dtype.name) == (shape, dtype), "an array is not as listed")
+
+
+# Safetensors
+
+TENSORS = {
+    "__metadata__": {"format": "pt"},
+    "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "b/c": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
+    "e": {"dtype": "F8_E5M2", "shape": [0, 5], "data_offsets": [32, 32]},
+    "f": {"dtype": "BOOL", "shape": [], "data_offsets": [32, 33]},
+}
+WEIGHT_MAP = {"metadata": {"total_size": 33}, "weight_map": {"a": "1.safetensors"}}
+
+
+def make_safetensors(rng: random.Random) -> bytes:
+    text = json.dumps(TENSORS).encode() if rng.randrange(3) == 0 else mutate_json(rng, TENSORS)
+    length = len(text) if rng.randrange(8) else rng.choice((0, 1, 33, 10**7, 1 << 40, 1 << 63))
+    data = struct.pack("<Q", length) + text + rng.randbytes(rng.choice((33, 33, 33, 24, 0, 99)))
+    return mutate_bytes(rng, data) if rng.randrange(4) == 0 else data
+
+
+def read_safetensors(data: bytes, home: Path) -> None:
+    path = home / "t.safetensors"
+    path.write_bytes(data)
+    file = open_safetensors(path)
+    total = 0
+    for name, (shape, dtype) in file.variables.items():
+        value = file.read(name)
+        check((value.shape, value.dtype.name) == (shape, dtype), "an array is not as listed")
+        total += value.nbytes
+    check(total < len(data), "the arrays have more bytes than the file")
+
+
+def make_shards(rng: random.Random) -> tuple[bytes, bytes]:
+    index = json.dumps(WEIGHT_MAP).encode()
+    shard = struct.pack("<Q", len(text := json.dumps(TENSORS).encode())) + text + bytes(33)
+    if rng.randrange(4):
+        return mutate_json(rng, WEIGHT_MAP), shard
+    return index, make_safetensors(rng)
+
+
+def read_shards(files: tuple[bytes, bytes], home: Path) -> None:
+    shards = home / "shards"
+    shards.mkdir(exist_ok=True)
+    (shards / "model.safetensors.index.json").write_bytes(files[0])
+    (shards / "1.safetensors").write_bytes(files[1])
+    file = open_safetensors(shards)
+    for name in file.variables:
+        file.read(name)
+
+
 def read_npz_file(data: bytes, home: Path) -> None:
     (home / "t.npz").write_bytes(data)
     for _ in encode_rows(read_npz([home / "t.npz"], 1 << 16)):
@@ -743,6 +804,9 @@ FORMATS = {
     "jsonl": Format(make_jsonl, read_jsonl_file, (TableError,), 6),
     "npz": Format(make_npz, read_npz_file, (TableError,), 8),
     "npz, mapped": Format(make_npz, open_arrays("m.npz"), (ValueError,), 6),
+    "npz, checkpoint": Format(make_npz, read_npz_arrays, (NpzError,), 6),
+    "safetensors": Format(make_safetensors, read_safetensors, (SafetensorsError,), 8),
+    "safetensors, sharded": Format(make_shards, read_shards, (SafetensorsError,), 4),
     "npy, mapped": Format(make_npy, open_arrays("m.npy"), (ValueError,), 4),
     "TensorFlow checkpoint": Format(make_bundle, read_bundle, (TfCheckpointError,), 12),
     "TensorFlow state": Format(

@@ -61,9 +61,30 @@ def with_ids_made_inside(p, ids):
     return jnp.sum(lookup(p["table"], (ids * 2 + 1) % 7) ** 2 @ p["dense"])
 
 
+def cast_first(p, ids):
+    return jnp.sum(lookup(p["table"].astype(jnp.bfloat16).astype(jnp.float32), ids) ** 2)
+
+
+def cast_inside_and_outside(p, ids):
+    def read(table):
+        return lookup(table.astype(jnp.float32), ids) @ p["dense"]
+
+    narrow = p["table"].astype(jnp.bfloat16)
+    return jnp.sum(jax.checkpoint(read)(narrow) ** 2) + jnp.sum(jax.jit(read)(p["table"]))
+
+
 @pytest.mark.parametrize(
     "function",
-    [several, under_vmap, under_jit, under_jit_closed_over, under_checkpoint, with_ids_made_inside],
+    [
+        several,
+        under_vmap,
+        under_jit,
+        under_jit_closed_over,
+        under_checkpoint,
+        with_ids_made_inside,
+        cast_first,
+        cast_inside_and_outside,
+    ],
 )
 @pytest.mark.parametrize("compile_it", [False, True])
 def test_the_gradient_of_a_table_is_rows(function, compile_it):
@@ -80,8 +101,13 @@ def tied(p, ids):
     return jnp.sum(lookup(p["table"], ids) @ p["table"].T)
 
 
-def cast_first(p, ids):
-    return jnp.sum(lookup(p["table"].astype(jnp.bfloat16).astype(jnp.float32), ids) ** 2)
+def scaled_first(p, ids):
+    return jnp.sum(lookup(p["table"] * 2, ids) ** 2)
+
+
+def cast_and_used(p, ids):
+    narrow = p["table"].astype(jnp.bfloat16)
+    return jnp.sum(lookup(narrow, ids).astype(jnp.float32)) + jnp.sum(narrow.astype(jnp.float32))
 
 
 def inside_a_scan(p, ids):
@@ -96,7 +122,7 @@ def returned(p, ids):
     )
 
 
-@pytest.mark.parametrize("function", [tied, cast_first, inside_a_scan, returned])
+@pytest.mark.parametrize("function", [tied, scaled_first, cast_and_used, inside_a_scan, returned])
 def test_a_table_used_in_another_way_gets_an_ordinary_gradient(function):
     gradients = assert_same_gradients(function, {"table": TABLE}, jnp.array([[0, 3, 3], [6, 1, 0]]))
     assert isinstance(gradients["table"], jax.Array)

@@ -1,0 +1,88 @@
+"""The shipped tasks reach the same quality under each precision policy."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from command import ROOT, run
+
+from ftrain import Precision, TrainState, make_step, optimizers
+from ftrain.data import Pipeline
+from ftrain.hooks import Logging
+from ftrain.run import train
+from ftrain.tasks import digits, source_lm
+from ftrain.training.precision import count_products
+
+SMALL_LM = {"width": 16, "layers": 1, "context": 16, "evaluation_windows": 16, "sample_bytes": 0}
+POLICIES = {
+    "bfloat16": ["precision.compute=bfloat16"],
+    "float16": ["precision.compute=float16"],
+    "bfloat16 params": ["precision.compute=bfloat16", "precision.params=bfloat16"],
+    "bfloat16 slots": ["precision.compute=bfloat16", "precision.slots=bfloat16"],
+}
+
+
+def learn(task, steps, batch_size, learning_rate, precision):
+    state = train(
+        task.loss_fn,
+        task.init(jax.random.key(0)),
+        Pipeline(task.source, batch_size=batch_size),
+        optimizer=optimizers.adam(learning_rate),
+        steps=steps,
+        precision=precision,
+        fuse=1,  # a trial would compile more
+        hooks=[Logging(write=lambda line: None)],
+    )
+    return task.evaluate(state.params)
+
+
+def test_small_digits_learn_as_in_float32():
+    task = digits(channels=2, hidden=16, dropout=0.1)
+    losses = [learn(task, 40, 32, 0.01, policy)["loss"] for policy in (None, "bfloat16", "float16")]
+    assert losses[0] < 1.5
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=0.05)
+
+
+def test_a_small_language_model_learns_as_in_float32():
+    task = source_lm(**SMALL_LM)
+    policies = (None, Precision("bfloat16", params="bfloat16", slots="bfloat16"))
+    bits = [learn(task, 25, 8, 0.02, policy)["bits_per_byte"] for policy in policies]
+    assert bits[0] < 6
+    assert bits[1] == pytest.approx(bits[0], rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("make", [digits, lambda: source_lm(**SMALL_LM)], ids=["digits", "lm"])
+def test_every_product_of_a_task_follows_the_policy(make, dtype):
+    task = make()
+    optimizer = optimizers.adam(0.01)
+    state = jax.eval_shape(
+        lambda: TrainState.create(task.init(jax.random.key(0)), optimizer, precision=dtype)
+    )
+    batch = {name: jnp.asarray(array) for name, array in task.source.read([0, 1]).items()}
+    step = make_step(task.loss_fn, optimizer, precision=dtype)
+    assert set(count_products(jax.make_jaxpr(step)(state, batch).jaxpr)) == {dtype}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("policy", POLICIES)
+def test_digits_reach_their_accuracy(policy, tmp_path):
+    config = ROOT / "configs" / "digits.toml"
+    done = run("train", config, f"run.directory={tmp_path}", *POLICIES[policy])
+    assert done.returncode == 0, done.stderr
+    assert last(done.stdout, "eval/accuracy") > 0.98
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_language_model_reaches_its_bits(policy, tmp_path):
+    """A thousand steps reach 2.02 bits per byte in float32."""
+    config = ROOT / "configs" / "source_lm.toml"
+    done = run("train", config, f"run.directory={tmp_path}", "steps=1000", *POLICIES[policy])
+    assert done.returncode == 0, done.stderr
+    assert last(done.stdout, "eval/bits_per_byte") < 2.06
+
+
+def last(output: str, metric: str) -> float:
+    return float(re.findall(rf"{metric} ([\d.]+)", output)[-1])
