@@ -17,6 +17,7 @@ from ftrain.models import Model
 from ftrain.paths import RUN_CONFIG, local_path
 from ftrain.storage import exists, retry
 from ftrain.tasks import Task
+from ftrain.training.arguments import call_with_model_state
 from ftrain.tree import Tree
 
 _PARTS = ("params", "model_state", "averages")
@@ -63,11 +64,12 @@ class LoadedModel:
                 f"{self.directory}: its task has no predict; return Task(predict=function), "
                 "(params, batch) -> outputs, or call your own function with `params`"
             )
-        return jax.jit(
-            lambda params, model_state, *inputs: predict(
-                params, *inputs, *(() if model_state is None else (model_state,))
-            )
-        )
+
+        def apply(params: Tree, model_state: Tree | None, batch: Any) -> Any:
+            given = {"params": params, "batch": batch}
+            return call_with_model_state("predict", predict, given, model_state)
+
+        return jax.jit(apply)
 
     def __repr__(self) -> str:
         count = len(jax.tree.leaves(self.params))

@@ -165,9 +165,10 @@ def _dense(layer: Tree, features: jax.Array) -> jax.Array:
 
 
 def predict(params: Tree, batch: Tree) -> dict[str, jax.Array]:
-    """Return the logits and the loss of each image of a batch."""
+    """Return the logits of each image of a batch and, if the batch has labels, the loss."""
     logits = classify(params, batch["image"])
-    return {"logits": logits, "loss": _losses(logits, batch["label"])}
+    losses = {"loss": _losses(logits, batch["label"])} if "label" in batch else {}
+    return {"logits": logits, **losses}
 
 
 def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
