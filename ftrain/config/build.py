@@ -168,7 +168,8 @@ class Job:
             return
         batch = self._first_batch(self.evaluation_pipeline)
         try:
-            trace_evaluation(task.predict, state, batch, task.metrics)
+            predict = _with_precision(task.predict, self.precision)
+            trace_evaluation(predict, state, batch, task.metrics)
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
@@ -388,12 +389,16 @@ def _measuring(
 ) -> Callable[..., Mapping[str, Any]]:
     """Return the function of an Evaluator that measures a task on its held-out examples."""
     assert task.predict is not None  # a Task with an evaluation_source has it
-    predict = task.predict if precision is None else precision.apply(task.predict)
+    predict = _with_precision(task.predict, precision)
 
     def measure(params: Tree, model_state: Tree | None = None) -> Mapping[str, Any]:
         return evaluate(predict, params, pipeline, task.metrics, model_state=model_state, mesh=mesh)
 
     return measure
+
+
+def _with_precision(predict: Callable[..., Any], precision: Precision | None) -> Callable[..., Any]:
+    return predict if precision is None else precision.apply(predict)
 
 
 def _evaluator(

@@ -332,16 +332,12 @@ KEYS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
         "extends",
     ]
 )
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats()
-    | st.text(max_size=8)
-    | NAMES
+TOML_SCALARS = (
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8) | NAMES
 )
+SCALARS = st.none() | TOML_SCALARS
 VALUES = st.recursive(
-    SCALARS.filter(lambda value: value is not None),
+    TOML_SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
