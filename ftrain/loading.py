@@ -17,6 +17,7 @@ from ftrain.models import Model
 from ftrain.paths import RUN_CONFIG, local_path
 from ftrain.storage import exists, retry
 from ftrain.tasks import Task
+from ftrain.training.precision import Precision
 from ftrain.tree import Tree
 
 _PARTS = ("params", "model_state", "averages")
@@ -38,6 +39,7 @@ class LoadedModel:
     averages: Tree | None = None  # moving averages of parameters, if the run has them
     config: Mapping[str, Any] | None = None  # resolved, as in config.toml
     task: Task | None = None
+    precision: Precision | None = None  # of the run, and of `apply`
 
     def apply(self, *inputs: Any) -> Any:
         """Return the outputs of the task's `predict` for a batch; compiled once for each shape.
@@ -57,14 +59,15 @@ class LoadedModel:
         predict = self.task.predict
         model = self.task.init
         if predict is None and isinstance(model, Model):
-            return jax.jit(lambda params, state, *inputs: model.apply(params, state, *inputs)[0])
+            predict = functools.partial(_apply_model, model, self.model_state is not None)
         if predict is None:
             raise ConfigError(
                 f"{self.directory}: its task has no predict; return Task(predict=function), "
                 "(params, batch) -> outputs, or call your own function with `params`"
             )
+        computed = predict if self.precision is None else self.precision.apply(predict)
         return jax.jit(
-            lambda params, model_state, *inputs: predict(
+            lambda params, model_state, *inputs: computed(
                 params, *inputs, *(() if model_state is None else (model_state,))
             )
         )
@@ -121,6 +124,7 @@ def _load_by_config(run: Path, step: StepName | None) -> LoadedModel:
         found.get("averages"),
         job.plan.resolved(),
         job.task,
+        job.precision,
     )
 
 
@@ -139,6 +143,12 @@ def _load_by_name(run: Path, step: StepName | None) -> LoadedModel:
             "ftrain.checkpoints.open_reader(path) reads its leaves"
         )
     return LoadedModel(run, number, *(trees.get(name) for name in _PARTS))
+
+
+def _apply_model(model: Model, has_state: bool, params: Tree, *given: Any) -> Any:
+    """Return the outputs of a model; the last of what is given is its state, if it has one."""
+    inputs = given[:-1] if has_state else given
+    return model.apply(params, given[-1] if has_state else None, *inputs)[0]
 
 
 def _put(tree: dict[str, Any], keys: list[str], leaf: Any) -> None:

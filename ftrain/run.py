@@ -225,7 +225,10 @@ class _DirectoryRecord(Recorder):
     def _shapes(self) -> TrainState:
         initial = self._initial
         if isinstance(initial, Initial) and initial.like is not None:
-            return initial.like()
+            # Without shardings, as they are written: fingerprints would have them.
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), initial.like()
+            )
         return jax.eval_shape(initial if callable(initial) else lambda: initial)
 
 

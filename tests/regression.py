@@ -12,6 +12,7 @@ from ftrain import metrics
 from ftrain.cluster import batch_shard
 from ftrain.data import ArraySource, Pipeline
 from ftrain.hooks import SaveListener
+from ftrain.models import Model
 from ftrain.tasks import Task
 
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
@@ -70,6 +71,25 @@ def regression(
         evaluate,
         predict=lambda params, batch: {"y": batch["x"] @ params["w"] + params["b"]},
     )
+
+
+def with_model() -> Task:
+    """A model with a model state, in the place of a function that makes parameters."""
+
+    def init(rng):
+        return init_params(), {"calls": jnp.zeros(())}
+
+    def apply(params, model_state, x, *, rng, train):
+        calls = model_state["calls"] + (1.0 if train else 0.0)
+        return x @ params["w"] + params["b"], {"calls": calls}
+
+    model = Model(init, apply)
+
+    def loss(params, batch, rng, model_state):
+        y, model_state = model.apply(params, model_state, batch["x"], rng=rng, train=True)
+        return jnp.mean((y - batch["y"]) ** 2), {}, model_state
+
+    return Task(model, loss, ArraySource(make_arrays()))
 
 
 def predict(params, batch):

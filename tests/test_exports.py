@@ -179,6 +179,7 @@ ROOMS = {
         "accuracy",
         "auc",
         "confusion_matrix",
+        "cross_entropy",
         "f1",
         "from_clu",
         "from_nnx",

@@ -55,6 +55,22 @@ def test_averages_may_take_the_place_of_the_parameters(home):
     assert not np.array_equal(averaged.params["w"], plain.params["w"])
 
 
+def test_a_model_of_a_task_is_applied_without_a_predict(tmp_path):
+    config = write_config(tmp_path, steps=3, every=3)
+    config.write_text(config.read_text().replace("[model]\nnoise = 0.1\n", ""))
+    overrides = ["task=regression:with_model", "run.directory=a", "evaluation={}"]
+    done = run("train", config, *overrides, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    model = ftrain.load(tmp_path / "a")
+    assert model.model_state["calls"] == 3
+    outputs = model.apply(np.eye(3, dtype=np.float32))
+    np.testing.assert_allclose(outputs, model.params["w"] + model.params["b"], rtol=1e-6)
+    overrides = ["task=regression:with_model", "run.directory=b", "warm_start.checkpoint=a"]
+    done = run("train", config, *overrides, "evaluation={}", cwd=tmp_path)
+    assert "warm start: 3 leaves from" in done.stdout
+    assert ftrain.load(tmp_path / "b").model_state["calls"] == 6
+
+
 def train(home, **options):
     def loss(params, batch, rng, model_state):
         return jnp.mean(batch["x"] * params["layers"][0]["w"]), {}, {"n": model_state["n"] + 1}

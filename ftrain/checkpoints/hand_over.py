@@ -39,7 +39,7 @@ from ftrain.tree import Tree, leaves_with_names, named_leaves
 RECORD = "warm_start.json"  # in the directory of a run: what it was started from
 _DEFAULT = ("params(/.*)?", "model_state(/.*)?")  # a tree may be a single array
 # Leaves of an optimizer's state that other programs do not have, and that it can do without.
-_OPTIONAL = re.compile(r"opt_state/(.*/)?(learning_rate|slots/remainder(/.*)?)")
+_OPTIONAL = re.compile(r"opt_state/(.*/)?(learning_rate|learning_rates/.*|slots/remainder(/.*)?)")
 _SUGGESTED = 8  # missing names to find similar ones for: it is slow among many names
 _WAY_OUT = (
     "include and exclude choose leaves of the new state, rename changes names of the checkpoint, "

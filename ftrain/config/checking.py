@@ -88,6 +88,12 @@ def component(
         wrong = f"must be the name of a function, got {name!r:.60}"
         raise config.error(f"{key}.name", f"{'is missing' if name is None else wrong}; {hint}")
     function = resolve(kind, name, f"{key}.name", config)
+    if kind in (OPTIMIZER, TRANSFORM) and "chain" in table.keys() - parameters(function).keys():
+        raise config.error(
+            f"{key}.chain",
+            f"an optimizer has a name or a chain, this one is named {name!r}; "
+            f"to replace it: {key}='{{chain = [...]}}'",
+        )
     arguments = {name: value for name, value in table.items() if name != "name"}
     if kind in (OPTIMIZER, TRANSFORM) and name.startswith("optax."):
         known = parameters(function)

@@ -166,8 +166,10 @@ def _remove(values: Table, name: str, files: dict[str, Path], prefix: str = "") 
 
 
 def _is_extended(base: Any, table: Table) -> bool:
-    """True if a table adds to that of the base: not if it names another function."""
-    return isinstance(base, dict) and table.get("name", base.get("name")) == base.get("name")
+    """True if a table adds to that of the base: not if it names another function, or a chain."""
+    if not isinstance(base, dict) or table.get("name", base.get("name")) != base.get("name"):
+        return False
+    return not ("chain" in table and "name" in base)
 
 
 def _set_directory(directory: Path, values: Table) -> str | None:

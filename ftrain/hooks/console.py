@@ -21,7 +21,7 @@ from ftrain.training import Hook, Report, StepMetrics, Trigger, every
 from ftrain.training.hook import WRITE, Value
 
 SHOWN = 3  # metrics in a progress bar, if none of them is the loss
-# Metrics whose last value says more than the mean over steps.
+# Metrics whose last value says more than the mean over steps; `learning_rate/head` of a group too.
 NOT_AVERAGED = frozenset({"learning_rate", "loss_scale", "updates_skipped"})
 MAX_CALLS = 256  # whose metrics wait to be averaged
 
@@ -80,7 +80,7 @@ class IntervalMeans:
         for names, tables in by_names.items():
             table = np.concatenate(tables)
             for name, total in zip(names, table.sum(axis=0, dtype=np.float64), strict=True):
-                if name not in NOT_AVERAGED:
+                if name.partition("/")[0] not in NOT_AVERAGED:
                     self._sums[name] = self._sums.get(name, 0.0) + float(total)
                     self._counts[name] = self._counts.get(name, 0) + len(table)
 

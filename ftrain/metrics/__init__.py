@@ -4,6 +4,7 @@ from ftrain.metrics.adapters import from_clu, from_nnx
 from ftrain.metrics.classification import (
     accuracy,
     confusion_matrix,
+    cross_entropy,
     f1,
     precision,
     recall,
@@ -18,6 +19,7 @@ __all__ = [
     "accuracy",
     "auc",
     "confusion_matrix",
+    "cross_entropy",
     "f1",
     "from_clu",
     "from_nnx",

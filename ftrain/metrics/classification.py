@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from ftrain.gradients.means import WeightedMean
 from ftrain.metrics.metric import (
@@ -23,6 +24,7 @@ from ftrain.metrics.metric import (
     shared,
     summed,
 )
+from ftrain.tree import widen
 
 Average = Literal["macro", "micro", "weighted", "binary", "none"]
 Normalize = Literal["none", "true", "predicted", "all"]
@@ -43,6 +45,28 @@ def accuracy(
         predicted, _ = _predict(scores, wanted, threshold)
         hits = jnp.where(predicted == wanted, 1.0, 0.0)
         return WeightedMean.of(hits, read_weights(values, mask, weights, wanted.shape))
+
+    return summed(measure, _share, WeightedMean(0.0, 0.0))
+
+
+@shared
+def cross_entropy(
+    *, logits: str = "logits", labels: str = "label", weights: str | None = None
+) -> Metric:
+    """The mean of -log(softmax(logits)[label]), in nats: the usual loss of a classifier."""
+
+    def measure(values: Values, mask: jax.Array) -> WeightedMean:
+        scores, labelled = _read(values, logits, labels)
+        if scores.ndim != labelled.ndim + 1:
+            raise ValueError(
+                f"cross_entropy needs the scores of all classes: {logits!r} must have one axis "
+                f"more than {labels!r}, got {scores.shape} and {labelled.shape}"
+            )
+        losses = optax.softmax_cross_entropy_with_integer_labels(widen(scores), labelled)
+        known = (labelled >= 0) & (labelled < scores.shape[-1])
+        weight = read_weights(values, mask, weights, labelled.shape)
+        losses = jnp.where(known, losses, jnp.nan)
+        return WeightedMean.of(jnp.where(weight == 0, 0, losses), weight)
 
     return summed(measure, _share, WeightedMean(0.0, 0.0))
 

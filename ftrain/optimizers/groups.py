@@ -53,6 +53,8 @@ def groups(
     check_transform(optimizer)
     named = _by_name(groups)
     base = optax.with_extra_args_support(optimizer)
+    if not named:
+        return base
     own = {
         name: optax.with_extra_args_support(group.optimizer)
         for name, group in named.items()

@@ -14,7 +14,7 @@ import optax
 
 from ftrain.data import ArraySource, MapSource, RecordSource, Source
 from ftrain.formats import Fixed, Raw, RecordWriter, encode_example
-from ftrain.metrics import accuracy, mean
+from ftrain.metrics import accuracy, cross_entropy
 from ftrain.paths import absolute
 from ftrain.tasks.task import Task
 from ftrain.tree import Tree, widen
@@ -44,9 +44,11 @@ def digits(
     train, test = load_digits()
 
     def loss_fn(params: Tree, batch: Tree, rng: jax.Array):
-        logits = classify(params, batch["image"], dropout=dropout, rng=rng)
+        # The loss is computed in float32, whatever the model computes in.
+        logits = widen(classify(params, batch["image"], dropout=dropout, rng=rng))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         is_right = jnp.argmax(logits, axis=-1) == batch["label"]
-        return _losses(logits, batch["label"]).mean(), {"accuracy": jnp.mean(is_right)}
+        return losses.mean(), {"accuracy": jnp.mean(is_right)}
 
     init = functools.partial(init_classifier, channels=channels, hidden=hidden)
     source = (
@@ -58,7 +60,7 @@ def digits(
         source,
         evaluation_source=ArraySource(test),
         predict=predict,
-        metrics={"loss": mean("loss"), "accuracy": accuracy()},
+        metrics={"loss": cross_entropy(), "accuracy": accuracy()},
     )
 
 
@@ -165,11 +167,5 @@ def _dense(layer: Tree, features: jax.Array) -> jax.Array:
 
 
 def predict(params: Tree, batch: Tree) -> dict[str, jax.Array]:
-    """Return the logits and the loss of each image of a batch."""
-    logits = classify(params, batch["image"])
-    return {"logits": logits, "loss": _losses(logits, batch["label"])}
-
-
-def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    # Computed in float32, whatever the model computes in.
-    return optax.softmax_cross_entropy_with_integer_labels(widen(logits), labels)
+    """Return the logits of the images of a batch."""
+    return {"logits": classify(params, batch["image"])}

@@ -14,6 +14,7 @@ from references import FOLDER
 from safetensors.numpy import save_file
 
 import ftrain
+from ftrain import optimizers
 from ftrain.checkpoints import (
     CheckpointError,
     CheckpointManager,
@@ -25,7 +26,7 @@ from ftrain.checkpoints import (
     warm_start,
 )
 from ftrain.checkpoints.tf_names import SLOTS, find_count, parse_slot, slot_variables
-from ftrain.optimizers import get_slot
+from ftrain.optimizers import Group, get_slot
 from ftrain.packed import unpack
 from ftrain.tree import named_leaves
 
@@ -226,6 +227,21 @@ def test_training_goes_on_from_tensorflow_names_bit_for_bit(tmp_path, name):
     fresh = state_of(jax.tree.map(jnp.zeros_like, params), optimizer)
     taken = WarmStart(tmp_path / "tf.npz", include=".*")(fresh)
     assert values(steps(taken, 2)) == values(steps(first, 2))
+
+
+def test_slots_are_found_in_parameter_groups_too(tmp_path):
+    groups = [Group("frozen", freeze=True), Group("own", optimizer=optimizers.adagrad(0.1))]
+    groups += [Group("fast", learning_rate_scale=10.0)]
+    params = {"frozen": jnp.zeros(1), "own": jnp.zeros(1), "fast": jnp.zeros(1), "w": jnp.zeros(1)}
+    state = state_of(params, optimizers.groups(optimizers.momentum(0.1, 0.9), groups))
+    arrays = {name: np.float32([1]) for name in params} | {"global_step": np.int64(3)}
+    arrays |= {"own/Adagrad": np.float32([2]), "fast/Momentum": np.float32([3])}
+    np.savez(tmp_path / "a.npz", **arrays, **{"w/Momentum": np.float32([4])})
+    found = WarmStart(tmp_path / "a.npz", include=".*")(state)
+    assert values(found.params) == {name: [1] for name in params}
+    assert get_slot(found.opt_state, "own", "accumulator") == 2
+    assert get_slot(found.opt_state, "fast", "momentum") == 3
+    assert get_slot(found.opt_state, "w", "momentum") == 4
 
 
 @pytest.mark.reference

@@ -192,6 +192,16 @@ def test_numbers_of_optax_may_be_scheduled(config):
     assert (np.asarray(constant.params["w"]) != np.asarray(state.params["w"])).all()
 
 
+def test_a_chain_replaces_the_optimizer_of_the_extended_config(config):
+    other = config.with_name("other.toml")
+    other.write_text('extends = "job.toml"\n' + CHAIN)
+    resolved = planned(other).resolved()["optimizer"]
+    assert resolved.keys() == {"chain"}
+    third = config.with_name("third.toml")
+    third.write_text('extends = "other.toml"\n[optimizer]\nname = "adam"\n')
+    assert "chain" not in planned(third).resolved()["optimizer"]
+
+
 def test_a_chain_may_have_groups_and_a_group_a_chain(config):
     groups = """
 [[optimizer.groups]]
@@ -382,6 +392,10 @@ def group(text):
         (
             'optimizer={learning_rate=0.1, chain=[{name="adam"}]}',
             "optimizer.learning_rate: unknown key beside chain",
+        ),
+        (
+            'optimizer.chain=[{name="adam"}]',
+            "optimizer.chain: an optimizer has a name or a chain, this one is named 'adam'",
         ),
         (
             'optimizer={chain=[{name="clip_by_nrm", clip_norm=1.0}, {name="adam"}]}',

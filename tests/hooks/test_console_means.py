@@ -80,6 +80,13 @@ def test_nothing_is_read_before_a_line():
     assert means.take() == {}
 
 
+def test_rates_and_counts_are_not_averaged():
+    means = IntervalMeans()
+    names = ("loss", "learning_rate", "learning_rate/head", "loss_scale", "updates_skipped")
+    means.add(StepMetrics(1, 1, names, jnp.ones(5)))
+    assert means.take() == {"loss": 1.0}
+
+
 def test_steps_with_other_metrics_and_nan():
     means = IntervalMeans()
     means.add(StepMetrics(1, 2, ("a", "b"), jnp.array([[1.0, 2.0], [3.0, 4.0]])))

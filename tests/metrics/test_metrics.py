@@ -91,6 +91,14 @@ def confusion(normalize):
     return reference
 
 
+def log_loss(values, weights):
+    logits = values["logits"].astype(np.float64)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    return sk.log_loss(
+        values["label"], shares, sample_weight=weights, labels=np.arange(logits.shape[-1])
+    )
+
+
 REFERENCES = {
     "accuracy": (
         metrics.accuracy,
@@ -98,6 +106,7 @@ REFERENCES = {
             values["label"], predicted(values), sample_weight=weights
         ),
     ),
+    "cross entropy": (metrics.cross_entropy, log_loss),
     "top 2": (functools.partial(metrics.top_k, 2), top(2)),
     "top 3": (functools.partial(metrics.top_k, 3), top(3)),
     "confusion": (metrics.confusion_matrix, confusion(None)),

@@ -454,6 +454,19 @@ def test_a_step_equals_that_of_the_trained_part_alone(options):
     assert_close(state.params["head"], alone.params, rtol=1e-6)
 
 
+def test_the_model_state_of_frozen_layers_still_changes():
+    def counting(params, batch, rng, model_state):
+        mean = jnp.mean(batch["x"] @ params["encoder"]["kernel"])
+        return loss(params, batch, rng), {}, {"mean": 0.9 * model_state["mean"] + 0.1 * mean}
+
+    frozen = groups(optimizers.adam(0.1), [Group("encoder/.*", freeze=True)])
+    state = TrainState.create(PARAMS, frozen, model_state={"mean": jnp.zeros(())})
+    after, _ = jax.jit(make_step(counting, frozen, clip_global_norm=1.0))(state, BATCH)
+    expected = 0.1 * jnp.mean(BATCH["x"] @ PARAMS["encoder"]["kernel"])
+    np.testing.assert_allclose(after.model_state["mean"], expected, atol=1e-7)
+    assert_equal(after.params["encoder"], PARAMS["encoder"])
+
+
 def test_replicas_reduce_what_is_trained():
     frozen = groups(optimizers.momentum(0.1, 0.9), [Group("encoder/.*", freeze=True)])
     waiting = optimizers.sync_replicas(frozen, 4)

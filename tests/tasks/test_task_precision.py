@@ -38,7 +38,7 @@ def learn(task, steps, batch_size, learning_rate, precision):
         return task.evaluate(state.params)
     policy = as_precision(precision)
     predict = task.predict if policy is None else policy.apply(task.predict)
-    held_out = Pipeline(task.evaluation_source, batch_size=120, epochs=1, shuffle=False)
+    held_out = Pipeline(task.evaluation_source, batch_size=100, epochs=1, last="pad")
     return evaluate(predict, state, held_out, task.metrics)
 
 
