@@ -17,6 +17,7 @@ from ftrain.models import Model
 from ftrain.paths import RUN_CONFIG, local_path
 from ftrain.storage import exists, retry
 from ftrain.tasks import Task
+from ftrain.training.arguments import call_with_model_state
 from ftrain.training.precision import Precision
 from ftrain.tree import Tree
 
@@ -66,11 +67,13 @@ class LoadedModel:
                 "(params, batch) -> outputs, or call your own function with `params`"
             )
         computed = predict if self.precision is None else self.precision.apply(predict)
-        return jax.jit(
-            lambda params, model_state, *inputs: computed(
-                params, *inputs, *(() if model_state is None else (model_state,))
-            )
-        )
+
+        def apply(params: Tree, model_state: Tree | None, batch: Any, *more: Any) -> Any:
+            given = {"params": params, "batch": batch}
+            given |= {f"input {number}": value for number, value in enumerate(more, 2)}
+            return call_with_model_state("predict", computed, given, model_state)
+
+        return jax.jit(apply)
 
     def __repr__(self) -> str:
         count = len(jax.tree.leaves(self.params))

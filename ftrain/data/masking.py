@@ -41,6 +41,10 @@ class Padded:
         ]
         return np.concatenate(padded)
 
+    def count(self, epochs: float) -> int:
+        """Return the number of batches in `epochs` epochs; the last may be padded."""
+        return self._batching.count(epochs)
+
     def mask(self, step: int, count: int) -> np.ndarray:
         """Return 1 for each example of `count` batches from `step` on, and 0 for padding."""
         sizes = self._batching.sizes(step, count)

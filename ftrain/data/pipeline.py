@@ -172,8 +172,8 @@ class Pipeline:
     def count_steps(self, epochs: float) -> int:
         """Return the number of batches in `epochs` epochs, which need not be a whole number.
 
-        An unfinished last batch counts with `last="keep"`. A pipeline without a limit of epochs
-        fills it from the next epoch.
+        An unfinished last batch counts with `last="keep"` or "pad". A pipeline without a limit of
+        epochs fills it from the next epoch.
         """
         if isinstance(epochs, bool) or not 0 < epochs < math.inf:
             raise ValueError(f"epochs must be > 0, got {epochs!r}")

@@ -73,8 +73,12 @@ def source_lm(
         text = bytes(np.asarray(write(params))).decode("utf-8", errors="replace")
         return measured | {"sample": text}
 
+    def predict(params: Tree, batch: Tree) -> dict[str, jax.Array]:
+        return {"logits": logits(params, jnp.asarray(batch["tokens"], jnp.int32))}
+
     init = functools.partial(init_transformer, vocabulary=VOCABULARY, width=width, layers=layers)
-    return Task(init, loss_fn, WindowSource(train, context + 1), evaluate)
+    source = WindowSource(train, context + 1)
+    return Task(init, loss_fn, source, evaluate, predict=predict)
 
 
 def load_source() -> tuple[np.ndarray, np.ndarray]:

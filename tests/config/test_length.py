@@ -203,7 +203,8 @@ def test_python_says_the_length_in_epochs_too(pipeline):
 def test_epochs_of_buckets_are_counted_bucket_by_bucket():
     lengths = np.array([1] * 10 + [5] * 7)
     source = ArraySource({"x": np.arange(17)})
-    for last, expected in (("drop", 10 * 3 // 4 + 7 * 3 // 4), ("keep", 8 + 6)):
+    counts = {"drop": 10 * 3 // 4 + 7 * 3 // 4, "keep": 8 + 6, "pad": 8 + 6}
+    for last, expected in counts.items():
         buckets = Buckets(lengths, [2, 8])
         endless = Pipeline(source, batch_size=4, buckets=buckets, last=last)
         limited = Pipeline(source, batch_size=4, buckets=buckets, last=last, epochs=3)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ftrain.checkpoints import VocabInfo, digest_leaves
+from ftrain.checkpoints import CheckpointError, VocabInfo, digest_leaves
 from ftrain.config import ConfigError, build, load, plan
 
 CONFIG = """
@@ -56,6 +56,17 @@ def test_every_device_gets_its_part_of_the_new_state(config, tmp_path):
 def test_the_random_numbers_are_those_of_the_seed(config):
     job, started = start(config, "mesh.data=1")
     assert digest_leaves(started.rng) == digest_leaves(job.initial_state().rng)
+
+
+def test_parameters_of_another_precision_need_a_cast(config):
+    _, state = start(config, "mesh.data=1", "precision.compute=bfloat16")
+    assert state.params["w"].dtype == "float32"
+    narrow = ["mesh.data=1", "precision.compute=bfloat16", "precision.params=bfloat16"]
+    with pytest.raises(CheckpointError, match=r"leaf params/w \(there w\) is float32, expected b"):
+        start(config, *narrow)
+    _, state = start(config, *narrow, "warm_start.cast=true")
+    assert state.params["w"].dtype == "bfloat16"
+    np.testing.assert_array_equal(np.float32(state.params["w"]), [3, 2, 1])
 
 
 def test_all_keys_can_be_set(config, tmp_path):

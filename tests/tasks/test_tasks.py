@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from command import run
 
+import ftrain
 from ftrain import evaluate, metrics, optimizers
 from ftrain.data import Pipeline
 from ftrain.hooks import Logging
@@ -133,3 +137,21 @@ def test_the_transformer_sees_no_future():
 def test_sizes_that_cannot_work_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_trained_digits_are_loaded_for_images_without_labels(tmp_path):
+    config = Path(__file__).parents[2] / "configs" / "digits.toml"
+    shrunk = ["steps=2", "model.channels=2", f"run.directory={tmp_path}"]
+    assert run("train", config, *shrunk, cwd=tmp_path).returncode == 0
+    images = load_digits()[1]["image"][:3]
+    outputs = ftrain.load(tmp_path).apply({"image": images})
+    assert outputs["logits"].shape == (3, 10)
+    assert "loss" not in outputs
+
+
+def test_the_language_model_predicts_the_next_bytes():
+    task = source_lm(**SMALL_LM)
+    assert task.predict is not None
+    tokens = np.frombuffer(b"import os", np.uint8)[None]
+    logits = task.predict(task.init(jax.random.key(0)), {"tokens": tokens})["logits"]
+    assert logits.shape[:2] == (1, 9)
