@@ -21,6 +21,7 @@ from ftrain.data import Pipeline
 from ftrain.data.shapes import check_numbers
 from ftrain.data.source import Batch
 from ftrain.evaluation import evaluate, trace_evaluation
+from ftrain.evaluation.program import Predict
 from ftrain.formats import DamagedRecordError, SpecError
 from ftrain.hooks import CheckpointSaver, Evaluator, Logging, SaveListener, SummarySaver
 from ftrain.models import Model
@@ -168,8 +169,7 @@ class Job:
             return
         batch = self._first_batch(self.evaluation_pipeline)
         try:
-            predict = _with_precision(task.predict, self.precision)
-            trace_evaluation(predict, state, batch, task.metrics)
+            trace_evaluation(_predict(task, self.precision), state, batch, task.metrics)
         except Exception as error:
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
@@ -384,21 +384,22 @@ def _evaluation_pipeline(plan: Plan, task: Task, training: Pipeline) -> Pipeline
         raise plan.config.error("evaluation.batch_size", str(error)) from None
 
 
+def _predict(task: Task, precision: Precision | None) -> Predict:
+    """Return the function that a task is measured by, in the dtypes of the policy."""
+    assert task.predict is not None  # a Task with an evaluation_source has it
+    return task.predict if precision is None else precision.apply(task.predict)
+
+
 def _measuring(
     task: Task, pipeline: Pipeline, mesh: Mesh, precision: Precision | None
 ) -> Callable[..., Mapping[str, Any]]:
     """Return the function of an Evaluator that measures a task on its held-out examples."""
-    assert task.predict is not None  # a Task with an evaluation_source has it
-    predict = _with_precision(task.predict, precision)
+    predict = _predict(task, precision)
 
     def measure(params: Tree, model_state: Tree | None = None) -> Mapping[str, Any]:
         return evaluate(predict, params, pipeline, task.metrics, model_state=model_state, mesh=mesh)
 
     return measure
-
-
-def _with_precision(predict: Callable[..., Any], precision: Precision | None) -> Callable[..., Any]:
-    return predict if precision is None else precision.apply(predict)
 
 
 def _evaluator(

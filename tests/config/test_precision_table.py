@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 import tomli_w
 from command import run
+from regression import WEIGHTS
 
 from ftrain.config import ConfigError, build, load, plan
 from ftrain.gradients.loss_scaling import LossScaleState
@@ -87,6 +89,18 @@ def test_an_optimizer_that_scales_the_loss_is_not_scaled_twice(config):
     assert "loss_scaling" not in job.plan.resolved()
     assert float(job.initial_state().opt_state.loss_scale) == 8.0
     assert not isinstance(state.opt_state.inner, LossScaleState)
+
+
+def test_a_prediction_is_measured_in_the_dtype_of_the_policy(config):
+    found = {}
+    for compute in ("float32", "bfloat16"):
+        overrides = ['task="regression:measured"', f"precision.compute={compute}"]
+        job, _, _ = traced(config, *overrides)
+        state = job.initial_state()
+        state = state.replace(params={"w": jnp.asarray(WEIGHTS) * 1.01, "b": jnp.full((), 0.2525)})
+        found[compute] = job.evaluator.measure(state)["eval/r2"]
+    assert found["bfloat16"] == pytest.approx(found["float32"], rel=1e-2)
+    assert found["bfloat16"] != pytest.approx(found["float32"], rel=1e-6)
 
 
 def test_remat_is_a_key_of_the_step(config):
