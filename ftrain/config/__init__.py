@@ -1,6 +1,7 @@
 """Configs: TOML tables that call functions, checked before anything is built."""
 
-from ftrain.config.build import Job, build
+from ftrain.config.build import build
+from ftrain.config.job import Job
 from ftrain.config.load import ConfigError, load
 from ftrain.config.open_run import open_run
 from ftrain.config.plan import Plan, plan

@@ -6,7 +6,8 @@ from pathlib import Path
 import jax
 
 from ftrain.cluster.mesh import AXES, sizes
-from ftrain.config.build import Job, build
+from ftrain.config.build import build
+from ftrain.config.job import Job
 from ftrain.config.load import ConfigError, load
 from ftrain.config.plan import Plan, plan
 from ftrain.paths import RUN_CONFIG
