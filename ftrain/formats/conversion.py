@@ -100,15 +100,17 @@ def to_records(
         records = (record for _, record in _read_bytes(sources, "converting", limit, show))
     else:
         records = encode_rows(_read_rows(sources, kind, limit, show))
+    writer = None
     with name_file(target):
-        writer = RecordWriter(
-            target, compression=compression, shard_records=shard_records, overwrite=overwrite
-        )
         try:
+            writer = RecordWriter(
+                target, compression=compression, shard_records=shard_records, overwrite=overwrite
+            )
             count = sum(1 for _ in map(writer.write, records))
             writer.close()
         except BaseException:
-            writer.discard()
+            if writer is not None:
+                writer.discard()
             raise
     return count, writer.paths
 

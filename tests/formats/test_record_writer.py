@@ -234,3 +234,17 @@ def test_options_that_make_no_sense_are_refused(tmp_path, options):
 def test_a_directory_is_no_file(tmp_path):
     with pytest.raises(IsADirectoryError, match="give the name of a file in it"):
         RecordWriter(tmp_path, overwrite=True)
+
+
+def test_ctrl_c_before_the_first_record_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupt(writer):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordWriter, "_begin_shard", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            RecordWriter(tmp_path / "x.tfrecord")
+    assert not list(tmp_path.iterdir())
+    with RecordWriter(tmp_path / "x.tfrecord") as writer:  # its lock is free
+        writer.write(b"x")
+    assert (tmp_path / "x.tfrecord").exists()

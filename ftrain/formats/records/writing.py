@@ -68,7 +68,8 @@ class RecordWriter:
             self._names.check_free(overwrite)  # again: another writer may have finished since
             self._names.remove_unfinished(keep=self._names.unfinished(0))
             self._begin_shard()
-        except BaseException:
+        except BaseException:  # also Ctrl-C: nothing was written yet, so nothing stays
+            self._names.unfinished(0).unlink(missing_ok=True)
             _unlock_file(self._lock)
             raise
 
