@@ -10,12 +10,12 @@ import jax
 
 from ftrain.averages import averaged
 from ftrain.checkpoints import CheckpointManager, open_reader
-from ftrain.checkpoints.paths import StepName
+from ftrain.checkpoints.paths import BEST, LATEST, StepName
 from ftrain.config import open_run
 from ftrain.config.load import ConfigError
 from ftrain.models import Model
 from ftrain.paths import RUN_CONFIG, local_path
-from ftrain.storage import exists, retry
+from ftrain.storage import exists, is_directory, retry
 from ftrain.tasks import Task
 from ftrain.training.arguments import call_with_model_state
 from ftrain.training.precision import Precision
@@ -92,13 +92,22 @@ def load(
         logits = model.apply({"image": images})
 
     Args:
-      directory: of a run. For one that a config trained, the task is made again from its
-        config.toml, with its data.
+      directory: of a run, or `RUN/best`, `RUN/latest`, `RUN/500`. For one that a config trained,
+        the task is made again from its config.toml, with its data.
       step: the checkpoint, or "best" or "latest". By default the result of the run: the latest, or
         the best if the config has `restore_best`.
       use_averages: make the moving averages the parameters.
     """
     run = local_path(directory)
+    if step is None and not retry(lambda: exists(run)) and _step(run.name) is not None:
+        step = _step(run.name)
+        run = run.parent
+    if not retry(lambda: is_directory(run)):
+        what = "is a file" if exists(run) else "does not exist"
+        raise ConfigError(
+            f"{run} {what}, expected the directory of a run; "
+            "ftrain.checkpoints.open_reader(path) reads files of weights"
+        )
     loaded = _load_by_config if retry(lambda: exists(run / RUN_CONFIG)) else _load_by_name
     model = loaded(run, step)
     if not use_averages:
@@ -146,6 +155,13 @@ def _load_by_name(run: Path, step: StepName | None) -> LoadedModel:
             "ftrain.checkpoints.open_reader(path) reads its leaves"
         )
     return LoadedModel(run, number, *(trees.get(name) for name in _PARTS))
+
+
+def _step(name: str) -> StepName | None:
+    """Return the step that the last part of a path names, if it does."""
+    if name in (BEST, LATEST):
+        return BEST if name == BEST else LATEST
+    return int(name) if name.isdecimal() else None
 
 
 def _apply_model(model: Model, has_state: bool, params: Tree, *given: Any) -> Any:

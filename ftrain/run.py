@@ -283,6 +283,7 @@ def train(
     if not isinstance(params, Model):
         check_arrays("params", params)
     steps = _length(steps, epochs, data)
+    _check_ends(steps, data, hooks)
     create = functools.partial(
         TrainState.create,
         params,
@@ -347,6 +348,16 @@ def _length(steps: int | None, epochs: float | None, data: Any) -> int | None:
             f"got {type(data).__name__}; pass steps"
         )
     return data.count_steps(epochs)
+
+
+def _check_ends(steps: int | None, data: Any, hooks: Sequence[Hook]) -> None:
+    """Raise ValueError if a run would never end."""
+    is_endless = isinstance(data, Pipeline) and data.steps is None
+    if steps is None and is_endless and not hooks:
+        raise ValueError(
+            "the run would never end: pass steps=..., epochs=..., a Pipeline(epochs=...), "
+            "or a hook that stops it"
+        )
 
 
 def with_warm_start(

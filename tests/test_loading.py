@@ -48,6 +48,17 @@ def test_the_step_is_a_number_a_name_or_the_result_of_the_run(home):
         ftrain.load(home, 3)
 
 
+def test_the_path_of_a_checkpoint_names_its_run_and_its_step(home, tmp_path):
+    assert ftrain.load(home / "best").step == 2
+    assert ftrain.load(home / "latest").step == ftrain.load(home / "4").step == 4
+    with pytest.raises(ConfigError, match=r"none does not exist, expected the directory of a run"):
+        ftrain.load(tmp_path / "none")
+    weights = tmp_path / "w.safetensors"
+    weights.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"w.safetensors is a file, .*open_reader"):
+        ftrain.load(weights)
+
+
 def test_averages_may_take_the_place_of_the_parameters(home):
     plain = ftrain.load(home, 4)
     averaged = ftrain.load(home, 4, use_averages=True)
@@ -104,8 +115,9 @@ def test_a_run_without_a_config_is_loaded_by_name(tmp_path):
 
 
 def test_what_cannot_be_loaded_is_a_clear_error(tmp_path):
+    (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="there is no checkpoint yet"):
-        ftrain.load(tmp_path / "nothing")
+        ftrain.load(tmp_path / "empty")
     train(tmp_path / "run")
     with pytest.raises(ConfigError, match="has no moving averages; drop use_averages"):
         ftrain.load(tmp_path / "run", use_averages=True)

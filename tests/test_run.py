@@ -213,3 +213,10 @@ def test_ctrl_c_saves_before_it_raises(pipeline, tmp_path):
 def test_steps_must_be_a_whole_number(pipeline, steps):
     with pytest.raises(ValueError, match=f"must be a whole number >= 1, got {steps}"):
         ftrain.train(loss_fn, init_params(), pipeline, optimizer=MOMENTUM, steps=steps)
+
+
+def test_a_run_that_would_never_end_is_refused():
+    pipeline = ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays()), batch_size=8)
+    optimizer = ftrain.optimizers.gradient_descent(0.1)
+    with pytest.raises(ValueError, match=r"would never end: pass steps=\.\.\., epochs="):
+        ftrain.train(loss_fn, init_params(), pipeline, optimizer=optimizer)

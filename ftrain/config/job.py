@@ -154,6 +154,7 @@ class Job:
                 f"{self.plan.config.path}: a step of {self.plan.top['task']} fails: {what}"
             ) from error
         self._trace_evaluation(state)
+        self._check_best_metric()
         self.shardings()
         return state, metrics
 
@@ -170,6 +171,21 @@ class Job:
             raise ConfigError(
                 f"{self.plan.config.path}: the evaluation of {self.plan.top['task']} fails: {what}"
             ) from error
+
+    def _check_best_metric(self) -> None:
+        """Raise ConfigError if the best checkpoints are ranked by a result that there is not."""
+        retention = self.saver.manager.retention
+        results = self.task.metrics
+        is_known = self.evaluation_pipeline is not None and results is not None and not self.others
+        name = retention.metric.removeprefix("eval/")
+        if not retention.best or not is_known or name == retention.metric:
+            return
+        if results is not None and name.partition("/")[0] not in results:
+            raise self.plan.config.error(
+                "checkpoint.best_metric",
+                f"the evaluation measures no {retention.metric!r}; "
+                f"there are {', '.join(f'eval/{each}' for each in results)}",
+            )
 
     def groups(self) -> list[Group]:
         """Return the parameter groups of the optimizer, the outermost if several have some."""

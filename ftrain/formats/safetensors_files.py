@@ -253,11 +253,11 @@ def _check_tiling(entries: Mapping[str, _Entry], size: int) -> None:
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].size)):
         if entry.start != end:
             relation = "overlaps the one before it" if entry.start < end else "leaves a gap"
-            raise ValueError(f"array {name!r} begins at byte {entry.start} and {relation}")
+            raise ValueError(f"array {name!r} begins at data byte {entry.start} and {relation}")
         end = entry.start + entry.size
         if end > size:
             raise ValueError(
-                f"array {name!r} ends at byte {end}, but the file has {size}: it is cut off"
+                f"array {name!r} ends at data byte {end}, but there are {size}: the file is cut off"
             )
     if end != size:
         raise ValueError(f"its arrays take {end} bytes, but it has {size} after the header")

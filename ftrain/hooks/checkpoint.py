@@ -175,6 +175,12 @@ class CheckpointSaver(StateSaver):
                 f"the state of step {suspects[0]} was non-finite and was set aside as "
                 f"{suspects[0]}.suspect; the run resumes from step {report.step}"
             )
+        retention = self.manager.retention
+        if not retention.best and retention.metric != "loss":
+            report.notice(
+                f"best_metric {retention.metric!r} is ignored: keep_best is 0; set it to the "
+                "number of best checkpoints to keep"
+            )
         if self.at_start:
             self._save(report)
 

@@ -19,6 +19,7 @@ from ftrain.hooks.summary import Speed
 from ftrain.paths import local_path
 from ftrain.training import Hook, Report, StepMetrics, Trigger, every
 from ftrain.training.hook import WRITE, Value
+from ftrain.training.step_metrics import NAN_IF_UNKNOWN
 
 SHOWN = 3  # metrics in a progress bar, if none of them is the loss
 # Metrics whose last value says more than the mean over steps; `learning_rate/head` of a group too.
@@ -153,6 +154,8 @@ class Logging(Hook):
         """Write the values, or their means where there are some."""
         if self.metrics is not None:
             values = {name: values[name] for name in self.metrics if name in values}
+        unknown = [name for name in NAN_IF_UNKNOWN if values.get(name) != values.get(name)]
+        values = {name: value for name, value in values.items() if name not in unknown}
         if not values:
             return
         averaged = {name: (means or {}).get(name, value) for name, value in values.items()}

@@ -157,7 +157,8 @@ def groups_of(groups: Sequence[Group], params: Tree) -> list[Group | None]:
             known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             raise GroupError(
                 group.match,
-                f"pattern {group.match!r} matches no parameter; there are {known or 'none'}",
+                f"pattern {group.match!r} matches no parameter; it must match a whole name, such "
+                f"as {known or 'none'}",
             )
     return found
 

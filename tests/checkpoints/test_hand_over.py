@@ -152,7 +152,7 @@ def test_a_damaged_file_is_one_error(tmp_path):
     save_file(OLD, tmp_path / "m.safetensors")
     data = (tmp_path / "m.safetensors").read_bytes()
     (tmp_path / "m.safetensors").write_bytes(data[:-8])
-    with pytest.raises(CheckpointError, match=r"m.safetensors: array 'head' ends at byte 36"):
+    with pytest.raises(CheckpointError, match=r"m.safetensors: array 'head' ends at data byte 36"):
         WarmStart(tmp_path / "m.safetensors")(state_of())
 
 

@@ -169,9 +169,9 @@ def test_tensorflows_files_are_shown_and_compared(directory):
         ),
         (
             ("show", "CUT"),
-            "cut.safetensors: array 'w' ends at byte 8, but the file has 4: it is cut",
+            "cut.safetensors: array 'w' ends at data byte 8, but there are 4: the file is cut",
         ),
-        (("verify", "CUT"), "cut.safetensors: array 'w' ends at byte 8"),
+        (("verify", "CUT"), "cut.safetensors: array 'w' ends at data byte 8"),
     ],
 )
 def test_mistakes_are_told_in_two_lines(home, tmp_path, arguments, said):

@@ -50,6 +50,15 @@ def test_it_is_evaluated_while_it_trains_and_by_the_command(tmp_path):
     assert "eval/recall: [" in evaluated.stdout
 
 
+def test_a_best_metric_that_is_not_measured_is_refused_before_the_run(tmp_path):
+    best = ["checkpoint.keep_best=1", "checkpoint.best_mode=max"]
+    make_job(tmp_path, *best, "checkpoint.best_metric=eval/recall/1").trace()
+    make_job(tmp_path, *best, "checkpoint.best_metric=accuracy").trace()  # a hook may publish it
+    job = make_job(tmp_path, *best, "checkpoint.best_metric=eval/r3")
+    with pytest.raises(ConfigError, match=r"best_metric: .* no 'eval/r3'; there are eval/r2, "):
+        job.trace()
+
+
 @pytest.mark.campaign
 def test_several_processes_measure_the_same(tmp_path):
     """The last batch has examples for the first process only."""

@@ -347,7 +347,8 @@ def group(text):
     [
         (
             group('{match="encoder/.*", freeze=true}'),
-            "optimizer.groups.0.match: pattern 'encoder/.*' matches no parameter; there are b, w",
+            "optimizer.groups.0.match: pattern 'encoder/.*' matches no parameter; "
+            "it must match a whole name, such as b, w",
         ),
         (
             group('{match="w", freeze=true}, {match=".*", weight_decay=0.1}'),

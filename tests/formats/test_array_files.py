@@ -145,12 +145,18 @@ HOSTILE = {
     ),
     "offsets": (packed({"w": entry(offsets=(4, 0))}, bytes(4)), r"is at \[4, 0\]"),
     "three": (packed({"w": entry(offsets=(0, 4, 8))}, bytes(4)), r"is at \[0, 4, 8\]"),
-    "cut off": (packed({"w": entry()}, bytes(3)), "ends at byte 4, but the file has 3: it is cut"),
+    "cut off": (
+        packed({"w": entry()}, bytes(3)),
+        "ends at data byte 4, but there are 3: ",
+    ),
     "surplus": (packed({"w": entry()}, bytes(5)), "take 4 bytes, but it has 5 after the header"),
-    "gap": (packed({"w": entry(offsets=(4, 8))}, bytes(8)), "begins at byte 4 and leaves a gap"),
+    "gap": (
+        packed({"w": entry(offsets=(4, 8))}, bytes(8)),
+        "begins at data byte 4 and leaves a gap",
+    ),
     "overlap": (
         packed({"v": entry(), "w": entry(offsets=(2, 6))}, bytes(6)),
-        "'w' begins at byte 2 and overlaps",
+        "'w' begins at data byte 2 and overlaps",
     ),
 }
 

@@ -4,10 +4,13 @@ import io
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from regression import init_params, loss_fn, make_arrays
 from rich.console import Console
 from test_hooks import drive
 
+import ftrain
 from ftrain import every
 from ftrain.hooks import Logging, ProgressBar, StopAtStep
 from ftrain.hooks.console import MAX_CALLS, IntervalMeans, format_values
@@ -108,3 +111,17 @@ def test_the_bar_shows_the_mean_too(mean, shown):
 def test_a_last_value_that_looks_the_same_is_not_repeated():
     assert format_values({"loss": 1.0}, last={"loss": 1.000001}) == "loss 1"
     assert format_values({"loss": 1.0, "x": 2.0}, last={"loss": 3.0}) == "loss 1 (last 3), x 2"
+
+
+def test_an_unknown_learning_rate_is_not_shown():
+    lines = []
+    ftrain.train(
+        loss_fn,
+        init_params(),
+        ftrain.data.Pipeline(ftrain.data.ArraySource(make_arrays()), batch_size=8),
+        optimizer=optax.sgd(0.1),
+        steps=2,
+        hooks=[Logging(when=every(steps=1), write=lines.append)],
+    )
+    assert lines
+    assert not any("nan" in line or "learning_rate" in line for line in lines)

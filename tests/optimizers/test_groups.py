@@ -543,7 +543,8 @@ def test_metrics_show_the_rates_of_groups():
         (
             [Group("decoder/.*", freeze=True)],
             "decoder/.*",
-            "pattern 'decoder/.*' matches no parameter; there are encoder/bias, encoder/kernel",
+            "pattern 'decoder/.*' matches no parameter; "
+            "it must match a whole name, such as encoder/bias, encoder/kernel",
         ),
         ([Group("encoder", freeze=True)], "encoder", "pattern 'encoder' matches no parameter"),
         ([Group(".*", freeze=True)], ".*", "all parameters are frozen, so there is nothing"),
