@@ -39,6 +39,7 @@ class ForkServer:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
+        self._number = 0  # of the newest command
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno())]
         with theirs:
@@ -63,7 +64,9 @@ class ForkServer:
         timeout: float = 240,
     ) -> subprocess.CompletedProcess:
         """Run `ftrain` with these arguments, or the source of a `program`, as `python -c` does."""
+        self._number += 1
         request = {
+            "number": self._number,
             "arguments": arguments,
             "environ": dict(env),
             "directory": os.path.abspath(cwd),
@@ -74,7 +77,9 @@ class ForkServer:
                 self._socket, [json.dumps(request).encode()], [out.fileno(), err.fileno()]
             )
             self._socket.settimeout(timeout)
-            code = int(self._socket.recv(MOST_BYTES))
+            number = 0
+            while number < self._number:  # an earlier command may have ended after its time limit
+                number, code = map(int, self._socket.recv(MOST_BYTES).split())
             texts = [file.seek(0) or file.read().decode() for file in (out, err)]
         return subprocess.CompletedProcess(["ftrain", *arguments], code, *texts)
 
@@ -89,13 +94,13 @@ def serve(connection: socket.socket) -> tuple[list[str], str | None]:
         message, files, _, _ = socket.recv_fds(connection, MOST_BYTES, 2)
         if not message:  # the tests have ended
             os._exit(0)
+        request = json.loads(message)
         with warnings.catch_warnings():
             # Python warns of a fork while other threads run: here, those of a matrix library.
             warnings.simplefilter("ignore")
             child = os.fork()
         if not child:
             connection.close()
-            request = json.loads(message)
             os.environ.clear()
             os.environ.update(request["environ"])
             os.chdir(request["directory"])
@@ -106,7 +111,7 @@ def serve(connection: socket.socket) -> tuple[list[str], str | None]:
         for file in files:
             os.close(file)
         _, status = os.waitpid(child, 0)
-        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+        connection.send(f"{request['number']} {os.waitstatus_to_exitcode(status)}".encode())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ CONFIGS.remove(ROOT / "examples" / "cluster.toml")  # it lists processes, not wh
 MODELS = ROOT / "examples" / "models" / "digits.toml"  # tests/models trains it in every library
 SHRUNK = {
     "digits.toml": ["steps=40", "model.channels=4"],
+    "digits_groups.toml": ["steps=40", "model.channels=4"],
     "digits_records.toml": ["steps=40", "model.channels=4", "model.records=HERE/records"],
     "source_lm.toml": ["steps=4", "model.width=32", "model.layers=1", "model.evaluation_windows=8"],
     "own_task.toml": ["steps=40"],
