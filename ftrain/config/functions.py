@@ -260,8 +260,10 @@ def _as_transform(made: Any) -> Any:
     """Convert `optax.MultiSteps`; its own method would drop arguments of `update`."""
     if not isinstance(made, optax.MultiSteps):
         return made
-    # optax's type is for any state; this one is narrower.
-    return optax.GradientTransformationExtraArgs(made.init, made.update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformationExtraArgs(
+        made.init,
+        made.update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
+    )
 
 
 TASK = Kind(tasks, "an ftrain.tasks.Task", tasks.Task, lambda made: isinstance(made, tasks.Task))

@@ -29,8 +29,8 @@ _replicating_mesh: ContextVar[Mesh | None] = ContextVar("replicating_mesh", defa
 class ScheduledState(NamedTuple):
     """The state of a transform of `as_transform` with a schedule."""
 
-    # Updates so far. optax uses the same name, although tuples have a method `count`.
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    # Updates so far.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - as in optax
 
 
 def clip_by_value(tree: Tree, clip_value_min: Bound, clip_value_max: Bound) -> Tree:
@@ -127,10 +127,9 @@ def as_transform(
         return optax.with_extra_args_support(
             optax.stateless(lambda gradients, params: apply(gradients))
         )
-    # optax's type is for any state and parameters; these are narrower.
     return optax.GradientTransformationExtraArgs(
         lambda params: ScheduledState(jnp.zeros((), jnp.int32)),
-        update,  # pyright: ignore[reportArgumentType]
+        update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
     )
 
 

@@ -19,8 +19,8 @@ class StoredSlots(NamedTuple):
     """The state of an optimizer whose slots are stored in another dtype than it computes in."""
 
     inner: Tree
-    # Updates so far, for the random numbers of the rounding. optax uses the same name.
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    # Updates so far, for the random numbers of the rounding.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - as in optax
 
 
 def store_slots(
@@ -52,8 +52,10 @@ def store_slots(
         ]
         return updates, StoredSlots(structure.unflatten(stored), state.count + 1)
 
-    # optax's type is for any state and parameters; these are narrower.
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformationExtraArgs(
+        init,
+        update,  # pyright: ignore[reportArgumentType] - optax's type is for any state
+    )
 
 
 def scale_loss_unless_scaled(
@@ -73,8 +75,10 @@ def scale_loss_unless_scaled(
     def update(gradients: Tree, state: Tree, params: Tree | None = None, **extra: Any):
         return chosen(params).update(gradients, state, params, **extra)
 
-    # optax's type names its arguments differently.
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformationExtraArgs(
+        init,
+        update,  # pyright: ignore[reportArgumentType] - optax names the arguments differently
+    )
 
 
 def keeps_small_updates(optimizer: optax.GradientTransformation, params: Tree) -> bool:
